@@ -1,0 +1,5 @@
+import sys
+
+from cmsf.cli import main
+
+sys.exit(main())

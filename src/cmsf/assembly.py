@@ -1,0 +1,156 @@
+"""From a recipe's words to the objects that train: what `auto` means for these images, and one learner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from cmsf.backbones import feature_width, make_backbone
+from cmsf.bank import MemoryBank
+from cmsf.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
+from cmsf.data import Dataset
+from cmsf.encoders import Encoders
+from cmsf.errors import BadInput
+from cmsf.knowledge import GivenLabels, Knowledge, Nothing, PreviousEpoch, ThirdView
+from cmsf.learner import Learner
+from cmsf.objectives import MeanShift, Term
+from cmsf.recipe import AUTO, Recipe
+from cmsf.rows import UNKNOWN
+from cmsf.views import Augmentation
+
+LARGEST_SMALL_IMAGE = 64
+_LARGEST_AUTO_BANK = 128_000
+_LARGEST_AUTO_BATCH = 256
+
+
+def resolve(recipe: Recipe, data: Dataset, typical_side: int) -> Recipe:
+    """The recipe with a number for every `auto`, or one message that says what does not fit the data."""
+    images = len(data.train)
+    size = view_size(recipe, typical_side)
+    bank = min(_LARGEST_AUTO_BANK, images) if recipe.bank_size == AUTO else recipe.bank_size
+    if bank > images:
+        raise BadInput(
+            f"--bank-size {bank} exceeds the {images} images, and a row per image is all a bank can hold; "
+            f"use {images} or less, or leave it out"
+        )
+    batch = _auto_batch(images, bank) if recipe.batch_size == AUTO else recipe.batch_size
+    if batch > images:
+        raise BadInput(
+            f"--batch-size {batch} exceeds the {images} images; use {_auto_batch(images, bank)}, or leave it out"
+        )
+    if batch > bank:
+        raise BadInput(f"--batch-size {batch} exceeds --bank-size {bank}, which must hold a batch; use {bank} or less")
+    if recipe.k != "all" and recipe.k > bank:
+        raise BadInput(f"--k {recipe.k} exceeds the bank's {bank} rows; use {bank} or less, or all")
+    if recipe.constraint == "companion" and recipe.companion_k > bank:
+        raise BadInput(f"--companion-k {recipe.companion_k} exceeds the bank's {bank} rows; use {bank} or less")
+    if recipe.constraint == "label":
+        _check_labels(recipe, data)
+    width = feature_width(make_backbone(recipe.backbone, recipe.stem))
+    return replace(
+        recipe,
+        size=size,
+        bank_size=bank,
+        batch_size=batch,
+        projection_hidden=2 * width if recipe.projection_hidden == AUTO else recipe.projection_hidden,
+        projection_dim=max(2, width // 4) if recipe.projection_dim == AUTO else recipe.projection_dim,
+    )
+
+
+def view_size(recipe: Recipe, typical_side: int) -> int:
+    if recipe.size != AUTO:
+        return recipe.size
+    return max(8, typical_side) if typical_side <= LARGEST_SMALL_IMAGE else 128
+
+
+def make_encoders(recipe: Recipe) -> Encoders:
+    """Encoders with the starting weights that the seed decides."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        encoders = Encoders(
+            make_backbone(recipe.backbone, recipe.stem), number(recipe.projection_hidden), number(recipe.projection_dim)
+        )
+    return encoders.to(memory_format=torch.channels_last)
+
+
+def make_learner(recipe: Recipe, label: Int[Tensor, " n"], device: torch.device | str) -> Learner:
+    """The learner of a resolved recipe, for as many images as there are labels."""
+    encoders = make_encoders(recipe).to(device)
+    dim = encoders.dim
+    constraint, knowledge = _constraint_and_knowledge(recipe, label.to(device), dim)
+    k = None if recipe.k == "all" else recipe.k
+    main = Term("constrained", constraint, k, 1 - recipe.unconstrained_weight, recipe.include_query)
+    plain = Term("unconstrained", Unconstrained(), k, recipe.unconstrained_weight, recipe.include_query)
+    return Learner(
+        encoders=encoders,
+        bank=MemoryBank(number(recipe.bank_size), dim, knowledge.companion_dim, device=device),
+        knowledge=knowledge,
+        objective=MeanShift(tuple(term for term in (plain, main) if term.weight > 0)),
+        weak=Augmentation(number(recipe.size), (recipe.weak_crop, 1.0), flip=recipe.flip),
+        strong=Augmentation(
+            number(recipe.size),
+            (recipe.strong_crop, 1.0),
+            flip=recipe.flip,
+            jitter=recipe.jitter,
+            brightness=recipe.brightness,
+            contrast=recipe.contrast,
+            saturation=recipe.saturation,
+            hue=recipe.hue,
+            greyscale=recipe.greyscale,
+            blur=recipe.blur,
+        ),
+        optimiser=torch.optim.SGD(
+            encoders.learning(), lr=recipe.lr, momentum=recipe.sgd_momentum, weight_decay=recipe.weight_decay
+        ),
+        seed=recipe.seed,
+    )
+
+
+def empty_backbone(recipe: Recipe) -> nn.Module:
+    """The recipe's network, to load weights into."""
+    return make_backbone(recipe.backbone, recipe.stem).to(memory_format=torch.channels_last)
+
+
+def number(value: int | str) -> int:
+    """A resolved setting."""
+    assert isinstance(value, int), f"{value!r} is not resolved"
+    return value
+
+
+def _constraint_and_knowledge(recipe: Recipe, label: Tensor, dim: int) -> tuple[Constraint, Knowledge]:
+    if recipe.constraint == "label":
+        return SameLabel(), GivenLabels(label)
+    if recipe.constraint == "companion":
+        cached = recipe.companions == "previous-epoch"
+        return NearCompanion(recipe.companion_k), PreviousEpoch(len(label), dim) if cached else ThirdView(dim)
+    return Unconstrained(), Nothing()
+
+
+def _auto_batch(images: int, bank: int) -> int:
+    """256, or for few images the power of two that leaves at least four steps an epoch."""
+    batch = _LARGEST_AUTO_BATCH
+    while batch > 2 and batch > min(bank, images // 4):
+        batch //= 2
+    return batch
+
+
+def _check_labels(recipe: Recipe, data: Dataset) -> None:
+    images, labelled = len(data.train), data.train.labelled
+    if not labelled:
+        raise BadInput(
+            f"{recipe.name} learns from labels, and none of the {images} images has one; "
+            "put each class into a folder of its own, or use cmsf-self"
+        )
+    present = data.train.truth[data.train.truth != UNKNOWN].unique()
+    if len(present) < 2:
+        only = data.classes[int(present[0])]
+        raise BadInput(
+            f"{recipe.name} needs two classes or more, and all {labelled} labels are {only!r}; use cmsf-self"
+        )
+    if recipe.k == "all" and labelled < images:
+        raise BadInput(
+            f"--k all pulls an image to its whole class, and {images - labelled} of {images} have none; use --k 10"
+        )

@@ -1,0 +1,89 @@
+"""Networks from an image to pooled features: any timm name, stems for small images, and a small residual net."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Literal
+
+import timm
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+Stem = Literal["standard", "small"]
+SMALL_RESIDUAL = "small-residual"
+
+
+def make_backbone(name: str, stem: Stem = "standard") -> nn.Module:
+    """A network that turns (b, 3, h, w) into (b, features); its width is `feature_width(backbone)`."""
+    if name == SMALL_RESIDUAL:
+        return SmallResidualNet()
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(name, [SMALL_RESIDUAL, *timm.list_models()], n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; use {SMALL_RESIDUAL} or a name of timm.list_models()"
+        raise ValueError(f"no backbone is called {name!r}{hint}")
+    backbone = timm.create_model(name, pretrained=False, num_classes=0)
+    if stem == "small":
+        _use_small_stem(backbone, name)
+    return backbone
+
+
+def feature_width(backbone: nn.Module) -> int:
+    width = backbone.num_features
+    assert isinstance(width, int)
+    return width
+
+
+def _use_small_stem(backbone: nn.Module, name: str) -> None:
+    """For images of 32 or 64 px: a 3×3 convolution without stride and no pooling (He et al. 2016, Sec. 4.2)."""
+    first, pool = getattr(backbone, "conv1", None), getattr(backbone, "maxpool", None)
+    if not isinstance(first, nn.Conv2d) or pool is None:
+        raise ValueError(
+            f"--stem small replaces a ResNet's first layers, which {name} does not have; use --stem standard"
+        )
+    backbone.conv1 = nn.Conv2d(3, first.out_channels, 3, padding=1, bias=False)
+    nn.init.kaiming_normal_(backbone.conv1.weight, mode="fan_out", nonlinearity="relu")
+    backbone.maxpool = nn.Identity()
+
+
+class SmallResidualNet(nn.Module):
+    """Four residual blocks for images up to 64 px: about 12 million multiplications for 28 × 28."""
+
+    def __init__(self, widths: tuple[int, ...] = (16, 32, 64, 128)) -> None:
+        super().__init__()
+        self.num_features = widths[-1]
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU(inplace=True)
+        )
+        inputs = (widths[0], *widths[:-1])
+        strides = (1, *(2 for _ in widths[1:]))
+        self.blocks = nn.Sequential(*(ResidualBlock(*shape) for shape in zip(inputs, widths, strides, strict=True)))
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b f"]:
+        return torch.as_tensor(self.blocks(self.stem(images)).mean((2, 3)))
+
+
+class ResidualBlock(nn.Module):
+    """Two 3×3 convolutions and a shortcut, which is a 1×1 convolution where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        changes = stride != 1 or inputs != outputs
+        self.shortcut: nn.Module = (
+            nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            if changes
+            else nn.Identity()
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        return torch.relu(self.body(features) + self.shortcut(features))

@@ -1,0 +1,77 @@
+"""Everything the next step depends on, in one file that is whole or not there."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cmsf.errors import BadInput
+from cmsf.files import atomically
+from cmsf.learner import Learner
+
+_KEPT = 2
+
+
+def save(folder: Path, learner: Learner, progress: Mapping[str, Any]) -> Path:
+    """Write the learner and how far it is (`progress` has the step); the newest two checkpoints are kept."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"step-{progress['step']:08d}.pt"
+    state = {
+        "encoders": learner.encoders.state_dict(),
+        "optimiser": learner.optimiser.state_dict(),
+        "bank": learner.bank.state_dict(),
+        "knowledge": learner.knowledge.state_dict(),
+        "progress": dict(progress),
+    }
+    with atomically(path) as temporary:
+        torch.save(state, temporary)
+    for old in _all(folder)[:-_KEPT]:
+        old.unlink()
+    return path
+
+
+def newest(folder: Path) -> Path | None:
+    return next(reversed(_all(folder)), None)
+
+
+def load(path: Path, learner: Learner, device: torch.device | str) -> dict[str, Any]:
+    """Put the learner back where it was; returns the progress that was saved with it."""
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise BadInput(f"cannot read {path}: {_first_line(error)}; remove it to go on from an earlier one") from None
+    fill(learner.encoders, state["encoders"], path)
+    fill(learner.bank, state["bank"], path)
+    learner.optimiser.load_state_dict(state["optimiser"])
+    learner.knowledge.load_state_dict(state["knowledge"])
+    progress: dict[str, Any] = state["progress"]
+    return progress
+
+
+def fill(module: nn.Module, state: Mapping[str, Any], origin: Path) -> None:
+    """Load weights that must fit one by one; weights of another network are named in one line."""
+    own = module.state_dict()
+    wrong = [f"no {name}" for name in own if name not in state]
+    wrong += [f"{name} too many" for name in state if name not in own]
+    wrong += [
+        f"{name} {tuple(value.shape)} instead of {tuple(own[name].shape)}"
+        for name, value in state.items()
+        if name in own and isinstance(value, torch.Tensor) and value.shape != own[name].shape
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise BadInput(f"{origin} is of another architecture than the recipe: {'; '.join(wrong[:3])}{more}")
+    module.load_state_dict(state)
+
+
+def _all(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*.pt"))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,6 @@
+"""Where images come from."""
+
+from cmsf.data.dataset import Dataset, Source, Split
+from cmsf.data.sources import SAMPLE, open_source
+
+__all__ = ["SAMPLE", "Dataset", "Source", "Split", "open_source"]

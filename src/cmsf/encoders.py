@@ -1,0 +1,59 @@
+"""The online encoder with its predictor, and the target encoder that follows it."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from cmsf.backbones import feature_width
+
+
+class Encoder(nn.Module):
+    """A backbone and a projector: g, and f, in the paper."""
+
+    def __init__(self, backbone: nn.Module, projector: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.projector = projector
+
+    def forward(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d"]:
+        return torch.as_tensor(self.projector(self.backbone(images)))
+
+
+class Encoders(nn.Module):
+    """g and h, which learn, and f, a moving average of g."""
+
+    def __init__(self, backbone: nn.Module, hidden: int, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.online = Encoder(backbone, head(feature_width(backbone), hidden, dim))
+        self.predictor = head(dim, hidden, dim)
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+
+    def predict(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d"]:
+        """v = h(g(x)) / |h(g(x))|."""
+        return normalize(self.predictor(self.online(images)), dim=1)
+
+    @torch.no_grad()
+    def embed(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d"]:
+        """u = f(x) / |f(x)|, without gradient."""
+        return normalize(self.target(images), dim=1)
+
+    @torch.no_grad()
+    def follow(self, momentum: float) -> None:
+        """f ← m f + (1 − m) g. BatchNorm's statistics are not averaged: f gathers its own from what it sees."""
+        torch._foreach_lerp_(list(self.target.parameters()), list(self.online.parameters()), 1 - momentum)
+
+    def learning(self) -> list[nn.Parameter]:
+        return [*self.online.parameters(), *self.predictor.parameters()]
+
+
+def head(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Linear, BatchNorm, ReLU, linear; nothing normalises the output."""
+    return nn.Sequential(
+        nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), nn.Linear(hidden, outputs)
+    )

@@ -1,0 +1,16 @@
+"""The one kind of error a user can mend: said in a line, with exit code 2 and no traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class BadInput(ValueError):
+    """What is wrong, the numbers, and what to do about it."""
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """The remedy for a name nobody knows: the nearest known one, or where to look."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else otherwise

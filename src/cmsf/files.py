@@ -1,0 +1,29 @@
+"""Writing files so that they are there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def atomically(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` to write to; it takes its place, synced to the disk, once that went well."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        yield temporary
+        descriptor = os.open(temporary, os.O_RDWR)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    with atomically(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -1,0 +1,241 @@
+"""Exact search: S_i, the k rows of C_i nearest to u_i, at a cost that follows |C_i| and not |M|.
+
+Equally near rows are taken in the order of their image index, so the order of the bank never matters.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from cmsf.rows import UNKNOWN, Rows
+
+_BLOCK = 2**26
+"""How many numbers one block of the search may hold: 256 MB of float32."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """S_i of every query.
+
+    row: positions in the bank, nearest first, UNKNOWN where C_i ran out; None where S_i is all of C_i.
+    count: |S_i|.
+    mean: the mean of S_i's embeddings; zero where S_i is empty.
+    """
+
+    row: Int[Tensor, "b k"] | None
+    count: Int[Tensor, " b"]
+    mean: Float[Tensor, "b d"]
+
+
+class Candidates(ABC):
+    """C_i of every query of a batch, described without listing it row by row."""
+
+    @abstractmethod
+    def nearest(self, query: Rows, rows: Rows, k: int, own: Own) -> Int[Tensor, "b k"]:
+        """The k nearest rows of C_i, nearest first, UNKNOWN where it has fewer."""
+
+    @abstractmethod
+    def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
+        """The sum of C_i's embeddings, and |C_i|."""
+
+    @abstractmethod
+    def contains(self, query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
+        """Whether the row at this position is in C_i."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """Each query's own row: always its nearest, whatever rounding says, or else never chosen."""
+
+    position: Int[Tensor, " b"]
+    included: bool = True
+
+    def __getitem__(self, chosen: Tensor | slice) -> Own:
+        return Own(self.position[chosen], self.included)
+
+    def settle(self, similarity: Float[Tensor, "b n"], position: Int[Tensor, "*b n"]) -> Float[Tensor, "b n"]:
+        """Similarities in which the own row, where it is among these positions, wins or loses for certain."""
+        mine = (position == self.position[:, None]) & (self.position[:, None] != UNKNOWN)
+        return similarity.masked_fill(mine, torch.inf if self.included else -torch.inf)
+
+
+def search(query: Rows, rows: Rows, candidates: Candidates, k: int | None, include_query: bool = True) -> Neighbours:
+    """S_i: the k nearest of C_i to u_i, |S_i| = min(k, |C_i|); k = None takes all of C_i."""
+    own = Own(rows.positions_of(query.index), include_query)
+    if k is None:
+        total, count = candidates.total(query, rows)
+        if not include_query:
+            there = candidates.contains(query, rows, own.position) & (own.position != UNKNOWN)
+            total = total - rows.embedding[own.position] * there[:, None]
+            count = count - there.long()
+        row = None
+    else:
+        row = candidates.nearest(query, rows, k, own)
+        there = row != UNKNOWN
+        total, count = (rows.embedding[row] * there[:, :, None]).sum(1), there.sum(1)
+    return Neighbours(row, count, total / count.clamp_min(1)[:, None])
+
+
+@dataclass(frozen=True)
+class EveryRow(Candidates):
+    """C_i = M."""
+
+    def nearest(self, query: Rows, rows: Rows, k: int, own: Own) -> Int[Tensor, "b k"]:
+        return nearest_vectors(query.embedding, rows.embedding, rows.exists, rows.index, k, own)
+
+    def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
+        total = torch.where(rows.exists[:, None], rows.embedding, 0).sum(0)
+        return total.expand(len(query), -1), rows.exists.sum().expand(len(query))
+
+    def contains(self, query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
+        return rows.exists[position]
+
+
+@dataclass(frozen=True)
+class RowsOfLabel(Candidates):
+    """C_i = the rows with the label of query i. Each label's rows are looked at by its own queries alone."""
+
+    def nearest(self, query: Rows, rows: Rows, k: int, own: Own) -> Int[Tensor, "b k"]:
+        asked, held = _labels(query), _labels(rows)
+        found = torch.full((len(query), k), UNKNOWN, device=asked.device)
+        for label in asked.unique():
+            asking = (asked == label).nonzero()[:, 0]
+            member = (rows.exists & (held == label)).nonzero()[:, 0]
+            similarity = query.embedding[asking] @ rows.embedding[member].T
+            place = _top(own[asking].settle(similarity, member), rows.index[member], k)
+            found[asking] = _translate(place, member.expand(len(asking), -1))
+        return found
+
+    def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
+        asked, group = _labels(query).unique(return_inverse=True)
+        held = torch.where(rows.exists, _labels(rows), UNKNOWN)
+        member = torch.isin(held, asked).nonzero()[:, 0]
+        group_of_member = torch.searchsorted(asked, held[member])
+        total = rows.embedding.new_zeros(len(asked), rows.embedding.shape[1])
+        total.index_add_(0, group_of_member, rows.embedding[member])
+        return total[group], torch.bincount(group_of_member, minlength=len(asked))[group]
+
+    def contains(self, query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
+        return rows.exists[position] & (_labels(rows)[position] == _labels(query))
+
+
+@dataclass(frozen=True)
+class ShortList(Candidates):
+    """C_i = the rows listed for query i, UNKNOWN filling up."""
+
+    position: Int[Tensor, "b n"]
+
+    def nearest(self, query: Rows, rows: Rows, k: int, own: Own) -> Int[Tensor, "b k"]:
+        found = []
+        step = max(1, _BLOCK // max(1, self.position.shape[1] * rows.embedding.shape[1]))
+        for start in range(0, len(query), step):
+            part = slice(start, start + step)
+            position = self.position[part]
+            similarity = (rows.embedding[position] @ query.embedding[part][:, :, None])[:, :, 0]
+            similarity = own[part].settle(similarity, position).masked_fill(position == UNKNOWN, -torch.inf)
+            found.append(_translate(_top(similarity, rows.index[position], k), position))
+        return torch.cat(found)
+
+    def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
+        there = self.position != UNKNOWN
+        return (rows.embedding[self.position] * there[:, :, None]).sum(1), there.sum(1)
+
+    def contains(self, query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
+        return (self.position == position[:, None]).any(1)
+
+
+@dataclass(frozen=True)
+class Relaxed(Candidates):
+    """C_i as constrained where something is known of query i, and M where nothing is.
+
+    `constrained` describes the known queries alone, in their order.
+    """
+
+    known: Bool[Tensor, " b"]
+    constrained: Candidates
+
+    def nearest(self, query: Rows, rows: Rows, k: int, own: Own) -> Int[Tensor, "b k"]:
+        found = torch.full((len(query), k), UNKNOWN, device=query.index.device)
+        for chosen, candidates in self._parts():
+            found[chosen] = candidates.nearest(query[chosen], rows, k, own[chosen])
+        return found
+
+    def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
+        total = rows.embedding.new_empty(len(query), rows.embedding.shape[1])
+        count = torch.empty_like(query.index)
+        for chosen, candidates in self._parts():
+            total[chosen], count[chosen] = candidates.total(query[chosen], rows)
+        return total, count
+
+    def contains(self, query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
+        inside = torch.empty_like(self.known)
+        for chosen, candidates in self._parts():
+            inside[chosen] = candidates.contains(query[chosen], rows, position[chosen])
+        return inside
+
+    def _parts(self) -> list[tuple[Tensor, Candidates]]:
+        parts = [(self.known, self.constrained), (~self.known, EveryRow())]
+        return [(chosen.nonzero()[:, 0], candidates) for chosen, candidates in parts if chosen.any()]
+
+
+def nearest_vectors(
+    vector: Float[Tensor, "b d"],
+    among: Float[Tensor, "n d"],
+    allowed: Bool[Tensor, " n"],
+    index: Int[Tensor, " n"],
+    k: int,
+    own: Own,
+) -> Int[Tensor, "b k"]:
+    """The k allowed vectors of greatest dot product; equal ones by lower index; UNKNOWN where they run out."""
+    found = []
+    step = max(1, _BLOCK // max(1, len(among)))
+    forced = torch.inf if own.included else -torch.inf
+    for start in range(0, len(vector), step):
+        part = slice(start, start + step)
+        similarity = (vector[part] @ among.T).masked_fill_(~allowed, -torch.inf)
+        # One entry a query, so it is written by its place: comparing every position would cost a pass of its own.
+        mine = own.position[part][:, None]
+        slot = mine.clamp_min(0)
+        similarity.scatter_(1, slot, similarity.gather(1, slot).masked_fill(mine != UNKNOWN, forced))
+        found.append(_top(similarity, index, k))
+    return torch.cat(found)
+
+
+def _labels(rows: Rows) -> Int[Tensor, " n"]:
+    if rows.label is None:
+        raise ValueError("these rows have no labels, and the constraint is by label; give Rows(..., label=...)")
+    return rows.label
+
+
+def _top(similarity: Float[Tensor, "b n"], index: Int[Tensor, "*b n"], k: int) -> Int[Tensor, "b k"]:
+    """Columns of the k greatest similarities, equal ones by lower index, UNKNOWN for -inf and beyond the last."""
+    columns = similarity.shape[1]
+    value, place = similarity.topk(min(k + 1, columns), dim=1)
+    if columns > k:
+        # topk chooses among equals as it likes: where a tie crosses the border, sort to know which of them belong.
+        tied = (value[:, k - 1] == value[:, k]) & (value[:, k] > -torch.inf)
+        if tied.any():
+            place[tied] = _sorted(similarity[tied], index if index.ndim == 1 else index[tied])[:, : k + 1]
+        value, place = value[:, :k], place[:, :k]
+    by_index = (index[place] if index.ndim == 1 else index.gather(1, place)).argsort(1)
+    value, place = value.gather(1, by_index), place.gather(1, by_index)
+    value, by_value = value.sort(dim=1, descending=True, stable=True)
+    place = place.gather(1, by_value).masked_fill(value == -torch.inf, UNKNOWN)
+    return torch.nn.functional.pad(place, (0, k - place.shape[1]), value=UNKNOWN)
+
+
+def _sorted(similarity: Float[Tensor, "b n"], index: Int[Tensor, "*b n"]) -> Int[Tensor, "b n"]:
+    order = index.argsort(-1).expand_as(similarity)
+    return order.gather(1, similarity.gather(1, order).argsort(dim=1, descending=True, stable=True))
+
+
+def _translate(place: Int[Tensor, "b k"], position: Int[Tensor, "b n"]) -> Int[Tensor, "b k"]:
+    """From places in each query's own list to positions in the bank."""
+    if position.shape[1] == 0:
+        return place
+    return torch.where(place == UNKNOWN, UNKNOWN, position.gather(1, place.clamp_min(0)))

@@ -1,0 +1,95 @@
+"""The method as one function, and as the objective a recipe trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cmsf.bank import MemoryBank
+from cmsf.constraints import Constraint, Unconstrained
+from cmsf.neighbours import Neighbours, search
+from cmsf.rows import UNKNOWN, Rows
+
+
+def constrained_mean_shift(
+    prediction: Float[Tensor, "b d"],
+    query: Rows,
+    bank: MemoryBank | Rows,
+    constraint: Constraint = Unconstrained(),
+    k: int | None = 5,
+    include_query: bool = True,
+) -> tuple[Float[Tensor, ""], Neighbours]:
+    """Pull each prediction to the mean of its related neighbours (Sec. 2):
+
+        L = 1/n Σ_i (2 − 2 v_i · 1/|S_i| Σ_{z ∈ S_i} z),    S_i = top-k of C_i by similarity to u_i
+
+    The paper prints the similarity as something to minimise; with unit vectors, this is the mean squared distance.
+
+    prediction: v, unit rows, differentiable.
+    query: u with index, and label or companion where the constraint needs them.
+    bank: a MemoryBank, or plain Rows; either must hold the queries already, for u_i is a candidate itself.
+    constraint: which rows are related; Unconstrained() is mean shift, and with k = 1 BYOL.
+    k: how many neighbours; None for all of C_i.
+    include_query: whether the query's own row (same index) may be in S_i.
+
+    Returns the loss, and the neighbours chosen. A query with an empty S_i is left out of the mean.
+    """
+    if k is not None and k < 1:
+        raise ValueError(f"k = {k} neighbours make no mean; use 1 or more, or None for all")
+    with torch.no_grad():
+        rows = bank.rows() if isinstance(bank, MemoryBank) else bank
+        if include_query:
+            _check_holds(rows, query)
+        neighbours = search(query, rows, constraint(query, rows), k, include_query)
+    distance = 2 - 2 * (prediction * neighbours.mean).sum(1)
+    pulled = neighbours.count > 0
+    return (distance * pulled).sum() / pulled.sum().clamp_min(1), neighbours
+
+
+def _check_holds(rows: Rows, query: Rows) -> None:
+    missing = rows.positions_of(query.index) == UNKNOWN
+    if missing.any():
+        first = int(query.index[missing][0])
+        raise ValueError(
+            f"{int(missing.sum())} of {len(query)} queries (the first is image {first}) are not in the bank; "
+            "enqueue them before the search, or pass include_query=False"
+        )
+
+
+@dataclass(frozen=True)
+class Term:
+    """One weighted part of an objective."""
+
+    name: str
+    constraint: Constraint
+    k: int | None
+    weight: float = 1.0
+    include_query: bool = True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an objective says of a batch: the loss, its parts before weighting, and the neighbours of each part."""
+
+    loss: Float[Tensor, ""]
+    parts: dict[str, Float[Tensor, ""]]
+    neighbours: dict[str, Neighbours]
+
+
+@dataclass(frozen=True)
+class MeanShift:
+    """A weighted sum of constrained mean shifts; CMSF self is ½ without and ½ with the constraint."""
+
+    terms: tuple[Term, ...]
+
+    def __call__(self, prediction: Float[Tensor, "b d"], query: Rows, bank: MemoryBank) -> Outcome:
+        parts, neighbours = {}, {}
+        for term in self.terms:
+            parts[term.name], neighbours[term.name] = constrained_mean_shift(
+                prediction, query, bank, term.constraint, term.k, term.include_query
+            )
+        loss = torch.stack([term.weight * parts[term.name] for term in self.terms]).sum()
+        return Outcome(loss, parts, neighbours)

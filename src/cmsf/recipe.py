@@ -1,0 +1,170 @@
+"""A recipe: everything that decides what a run computes, as one frozen dataclass.
+
+The same checks serve flags, YAML files and keyword arguments.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from cmsf.errors import BadInput, did_you_mean
+
+Auto = Literal["auto"]
+AUTO: Auto = "auto"
+
+
+def setting(
+    default: Any, help: str, above: float | None = None, least: float | None = None, most: float | None = None
+) -> Any:
+    """A field with its explanation and its bounds; `above` is exclusive."""
+    return field(default=default, metadata={"help": help, "above": above, "least": least, "most": most})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str = setting("cmsf-self", "the recipe this one came from")
+
+    # What is pulled where
+    constraint: Literal["none", "label", "companion"] = setting(
+        "none", "which rows are related: all of them, those of the same label, or those with the nearest companions"
+    )
+    companions: Literal["previous-epoch", "third-view"] = setting(
+        "previous-epoch", "what a companion is: the cached embedding of the epoch before, or a third augmentation"
+    )
+    companion_k: int = setting(5, "how many nearest companions make the constraint set (k')", least=1)
+    k: int | Literal["all"] = setting(
+        5, "how many neighbours an image is pulled to; all: the whole constraint set", least=1
+    )
+    include_query: bool = setting(True, "whether an image's own embedding may be among its neighbours")
+    unconstrained_weight: float = setting(
+        0.0, "weight of plain mean shift beside the constrained one, which has the rest", least=0, most=1
+    )
+    bank_size: int | Auto = setting(AUTO, "rows of the memory bank; auto: sized to the data", least=1)
+
+    # The network
+    backbone: str = setting("resnet50", "small-residual, or any timm name")
+    stem: Literal["standard", "small"] = setting("standard", "a ResNet's first layers; small: for images up to 64 px")
+    projection_hidden: int | Auto = setting(
+        AUTO, "hidden width of projector and predictor; auto: twice the features", least=1
+    )
+    projection_dim: int | Auto = setting(AUTO, "width of the embedding; auto: a quarter of the features", least=2)
+    target_momentum: float = setting(0.99, "momentum of the target encoder", least=0, most=1)
+    target_momentum_end: float = setting(0.99, "its value at the end, reached by a cosine", least=0, most=1)
+
+    # Views
+    size: int | Auto = setting(AUTO, "pixels of a view; auto: the images' own size up to 64, else 128", least=8)
+    weak_crop: float = setting(0.2, "smallest share of the image in a weak view", above=0, most=1)
+    strong_crop: float = setting(0.2, "smallest share of the image in a strong view", above=0, most=1)
+    flip: float = setting(0.5, "probability of mirroring", least=0, most=1)
+    jitter: float = setting(0.8, "probability of colour jitter in a strong view", least=0, most=1)
+    brightness: float = setting(0.4, "strength of brightness jitter", least=0, most=1)
+    contrast: float = setting(0.4, "strength of contrast jitter", least=0, most=1)
+    saturation: float = setting(0.4, "strength of saturation jitter", least=0, most=1)
+    hue: float = setting(0.1, "strength of hue jitter", least=0, most=0.5)
+    greyscale: float = setting(0.2, "probability of a grey strong view", least=0, most=1)
+    blur: float = setting(0.5, "probability of blur in a strong view", least=0, most=1)
+
+    # Optimisation
+    epochs: int = setting(200, "passes over the images", least=1)
+    batch_size: int | Auto = setting(AUTO, "images a step; auto: 256, fewer for few images", least=2)
+    lr: float = setting(0.05, "learning rate of SGD; falls to zero by a cosine", above=0)
+    warmup_epochs: int = setting(0, "epochs over which the learning rate rises from zero", least=0)
+    sgd_momentum: float = setting(0.9, "momentum of SGD", least=0, most=1)
+    weight_decay: float = setting(1e-4, "weight decay, on all parameters", least=0)
+
+    # The run
+    seed: int = setting(0, "decides weights, order, views and splits", least=0)
+    evaluate_every: int = setting(10, "epochs between k-NN evaluations; 0: at the end alone", least=0)
+    checkpoint_every: int = setting(1, "epochs between checkpoints", least=1)
+    log_every: int = setting(10, "steps between lines of metrics.jsonl", least=1)
+
+    def __post_init__(self) -> None:
+        for name, kind in _kinds().items():
+            _check(name, getattr(self, name), kind)
+
+    def changed(self, changes: Mapping[str, Any]) -> Recipe:
+        """This recipe with other values; an unknown name is refused with the nearest one."""
+        for name in changes:
+            if name not in _kinds():
+                raise BadInput(f"a recipe has no {name!r}; {did_you_mean(name, _kinds(), 'see cmsf recipes NAME')}")
+        return replace(self, **changes)
+
+    def differences(self, other: Recipe) -> list[str]:
+        mine, theirs = asdict(self), asdict(other)
+        return [f"{name}: {mine[name]} against {theirs[name]}" for name in mine if mine[name] != theirs[name]]
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True)
+
+    @staticmethod
+    def from_yaml(text: str, origin: str) -> Recipe:
+        try:
+            values = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise BadInput(f"{origin} is no YAML: {' '.join(str(error).split())}") from None
+        if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+            raise BadInput(f"{origin} is no recipe: it must be a list of `name: value` lines")
+        try:
+            return Recipe().changed(values)
+        except BadInput as error:
+            raise BadInput(f"{origin}: {error}") from None
+
+
+def parse(name: str, text: str) -> Any:
+    """The value that a flag's text stands for."""
+    kind = _kinds()[name]
+    if kind is str:
+        return text
+    value = yaml.safe_load(text) if text.strip() else text
+    if isinstance(value, str):  # YAML 1.1 reads 1e-4 as a word
+        with suppress(ValueError):
+            value = float(value)
+    return value
+
+
+def _kinds() -> dict[str, Any]:
+    return get_type_hints(Recipe)
+
+
+def _check(name: str, value: Any, kind: Any) -> None:
+    if not any(_is(value, option) for option in _options(kind)):
+        wanted = " or ".join(_describe(option) for option in _options(kind))
+        raise BadInput(f"--{name.replace('_', '-')} {value} will not do; it takes {wanted}")
+    bounds = next(f.metadata for f in fields(Recipe) if f.name == name)
+    if isinstance(value, bool | str):
+        return
+    above, least, most = bounds["above"], bounds["least"], bounds["most"]
+    # Written so that NaN is refused too.
+    if not ((above is None or value > above) and (least is None or value >= least) and (most is None or value <= most)):
+        limits = [f"above {above}" if above is not None else "", f"at least {least}" if least is not None else ""]
+        limits.append(f"at most {most}" if most is not None else "")
+        raise BadInput(f"--{name.replace('_', '-')} {value} is out of range; use {', '.join(filter(None, limits))}")
+
+
+def _options(kind: Any) -> tuple[Any, ...]:
+    if get_origin(kind) in (Union, types.UnionType):
+        return tuple(option for part in get_args(kind) for option in _options(part))
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return (kind,)
+
+
+def _is(value: Any, option: Any) -> bool:
+    if not isinstance(option, type):
+        return bool(value == option) and type(value) is type(option)
+    if option is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) != float("inf")
+    if option is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, option)
+
+
+def _describe(option: Any) -> str:
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}
+    return names.get(option, str(option)) if isinstance(option, type) else str(option)

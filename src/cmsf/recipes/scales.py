@@ -1,0 +1,43 @@
+"""The scales: network, views and schedule for a size of data."""
+
+from __future__ import annotations
+
+from cmsf.recipe import Recipe
+
+
+def imagenet() -> Recipe:
+    """The paper's: ResNet-50 at 224 px, bank 128,000, batch 256, 200 epochs."""
+    return Recipe(
+        backbone="resnet50",
+        size=224,
+        bank_size=128_000,
+        batch_size=256,
+        epochs=200,
+        lr=0.05,
+        target_momentum=0.99,
+        target_momentum_end=0.99,
+    )
+
+
+def standard() -> Recipe:
+    """One's own photos: ResNet-18, 128 px crops, bank and batch sized to the data."""
+    return Recipe(backbone="resnet18", size=128, epochs=200, lr=0.05, target_momentum=0.99, target_momentum_end=0.99)
+
+
+def small() -> Recipe:
+    """Images up to 64 px on a laptop: the small residual net at the images' own size."""
+    return Recipe(
+        backbone="small-residual",
+        projection_hidden=512,
+        projection_dim=128,
+        epochs=20,
+        lr=0.2,
+        target_momentum=0.98,
+        target_momentum_end=0.98,
+        strong_crop=0.4,
+        weak_crop=0.4,
+        evaluate_every=5,
+    )
+
+
+SCALES = {"small": small, "standard": standard, "imagenet": imagenet}

@@ -1,0 +1,61 @@
+"""What a person sees while a run goes on: a progress bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+class Screen:
+    def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
+        self.console = console or Console(stderr=True, highlight=False)
+        self.quiet = quiet
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            self.console.print(text, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def progress(self, total: int, done: int) -> Iterator[None]:
+        if self.quiet or not self.console.is_terminal:
+            yield
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[now]}"),
+        )
+        with Progress(*columns, console=self.console) as self._progress:
+            self._task = self._progress.add_task("training", total=total, completed=done, now="")
+            yield
+        self._progress = None
+
+    def step(self, step: int, epoch: int, line: Mapping[str, Any], speed: float) -> None:
+        if self._progress is not None:
+            now = f"epoch {epoch + 1}  loss {line['loss']:.3f}  {speed:.0f} images/s"
+            self._progress.update(self._task, completed=step, now=now)
+
+    def epoch(self, epoch: int, line: Mapping[str, Any]) -> None:
+        words = [f"epoch {epoch + 1:3d}", f"loss {line['loss']:.3f}"]
+        if line["purity_constrained"] == line["purity_constrained"]:  # not NaN: some class is known
+            words.append(f"purity {line['purity_unconstrained']:.2f} in M, {line['purity_constrained']:.2f} in C")
+        words.append(f"median rank {line['rank_median']:.0f}")
+        words += [f"{name} {line[name]:.1f} %" for name in ("1-nn", "20-nn") if name in line]
+        self.say("   ".join(words))
