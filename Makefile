@@ -1,0 +1,38 @@
+# Everything runs in a virtual environment of its own, .venv unless VENV says otherwise.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check format venv clean
+
+demo: venv ## train on the embedded images, evaluate, and show what was learned (under 5 minutes)
+	$(BIN)/cmsf train cmsf-self --out runs/demo
+	@$(BIN)/cmsf evaluate runs/demo --references
+
+test: venv ## all tests (under 10 minutes)
+	$(BIN)/python -m pytest
+
+check: venv ## format, lint, types, import contract
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: venv
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+venv: $(VENV)/.ready ## the environment alone: 5 GB, about two minutes
+	@# A kept environment may come from another checkout: point it at this one.
+	@test "$$(cat $(VENV)/.tree 2>/dev/null)" = "$(CURDIR)" || { \
+		$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable . && \
+		printf '%s' "$(CURDIR)" > $(VENV)/.tree; }
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(VENV)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@printf '%s' "$(CURDIR)" > $(VENV)/.tree
+	@touch $@
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,110 @@
+import oracle
+import pytest
+import torch
+from helpers import random_rows, unit
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cmsf import neighbours
+from cmsf.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
+from cmsf.neighbours import Own, nearest_vectors, search
+from cmsf.rows import UNKNOWN, Rows
+
+CONSTRAINTS = {
+    "none": (Unconstrained(), oracle.everything),
+    "label": (SameLabel(), oracle.same_label),
+    "companion": (NearCompanion(4), lambda query, rows: oracle.near_companion(query, rows, 4)),
+}
+
+
+def with_holes(rows: Rows, every: int = 5) -> Rows:
+    """Some rows retired, as in a bank that has gone round."""
+    gone = torch.arange(len(rows)) % every == 1
+    return Rows(rows.embedding, rows.index.masked_fill(gone, UNKNOWN), rows.label, rows.companion)
+
+
+def queries(rows: Rows, count: int) -> Rows:
+    return rows[rows.exists.nonzero()[:count, 0]]
+
+
+def positions(row: torch.Tensor) -> list[list[int]]:
+    return [[j for j in line if j != UNKNOWN] for line in row.tolist()]
+
+
+@pytest.mark.parametrize("name", CONSTRAINTS)
+@pytest.mark.parametrize("k", [1, 3, 30])
+@pytest.mark.parametrize("include_query", [True, False])
+@pytest.mark.parametrize("unknown", [0.0, 0.4])
+def test_the_search_finds_what_slow_loops_find(name: str, k: int, include_query: bool, unknown: float) -> None:
+    constraint, slow = CONSTRAINTS[name]
+    for seed in range(5):
+        rows = with_holes(random_rows(25, seed, unknown=unknown))
+        query = queries(rows, 9)
+        found = search(query, rows, constraint(query, rows), k, include_query)
+        expected = oracle.chosen(query, rows, slow(query, rows), k, include_query)
+        assert positions(found.row) == expected
+        assert found.count.tolist() == [len(line) for line in expected]
+
+
+@given(st.lists(st.integers(-2, 2), min_size=1, max_size=30), st.integers(1, 12), st.integers(0, 2**31))
+def test_the_search_is_a_full_sort_even_where_everything_ties(values: list[int], k: int, seed: int) -> None:
+    # Whole numbers tie often and exactly.
+    among = torch.tensor(values, dtype=torch.float64)[:, None]
+    index = torch.randperm(len(values), generator=torch.Generator().manual_seed(seed))
+    allowed = torch.rand(len(values), generator=torch.Generator().manual_seed(seed)) < 0.8
+    nobody = Own(torch.tensor([UNKNOWN]))
+    found = nearest_vectors(torch.ones(1, 1, dtype=torch.float64), among, allowed, index, k, nobody)
+    order = sorted((j for j in range(len(values)) if allowed[j]), key=lambda j: (-values[j], int(index[j])))
+    assert found[0].tolist() == (order + [UNKNOWN] * k)[:k]
+
+
+def test_every_query_may_choose_itself_even_among_equals() -> None:
+    # Every row is the same vector, so only the rule that a query is its own nearest tells them apart.
+    rows = Rows(unit(1, 5, 0).float().expand(12, -1).contiguous(), torch.arange(12))
+    found = search(rows, rows, Unconstrained()(rows, rows), 1)
+    assert found.row[:, 0].tolist() == list(range(12))
+
+
+def test_every_query_is_in_its_own_constraint_set() -> None:
+    rows = random_rows(30, seed=3, unknown=0.3)
+    for constraint, _ in CONSTRAINTS.values():
+        found = search(rows, rows, constraint(rows, rows), 1)
+        assert found.row[:, 0].tolist() == list(range(30))
+
+
+def test_fewer_than_k_related_rows_give_just_those() -> None:
+    rows = Rows(unit(6, 4, 0), torch.arange(6), torch.tensor([0, 0, 1, 1, 1, 2]))
+    found = search(rows, rows, SameLabel()(rows, rows), 4)
+    assert found.count.tolist() == [2, 2, 3, 3, 3, 1]
+    assert set(found.row[0].tolist()) == {0, 1, UNKNOWN}
+    torch.testing.assert_close(found.mean[5], rows.embedding[5])
+
+
+@pytest.mark.parametrize("name", CONSTRAINTS)
+@pytest.mark.parametrize("k", [4, None])
+def test_permuting_the_bank_changes_nothing(name: str, k: int | None) -> None:
+    constraint, _ = CONSTRAINTS[name]
+    rows = with_holes(random_rows(40, seed=7, unknown=0.2))
+    query = queries(rows, 12)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    here = search(query, rows, constraint(query, rows), k)
+    there = search(query, rows[order], constraint(query, rows[order]), k)
+    torch.testing.assert_close(here.mean, there.mean, rtol=0, atol=1e-14)
+    assert here.count.tolist() == there.count.tolist()
+    if k is not None:
+        assert torch.equal(here.row, torch.where(there.row == UNKNOWN, UNKNOWN, order[there.row]))
+
+
+@pytest.mark.parametrize("constraint", [Unconstrained(), SameLabel(), NearCompanion(3)])
+def test_cutting_the_search_into_blocks_changes_nothing(constraint: Constraint, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = random_rows(50, seed=2, unknown=0.2)
+    whole = search(rows, rows, constraint(rows, rows), 5)
+    monkeypatch.setattr(neighbours, "_BLOCK", 120)
+    blocks = search(rows, rows, constraint(rows, rows), 5)
+    assert torch.equal(whole.row, blocks.row)
+
+
+def test_labels_that_are_not_there_are_asked_for() -> None:
+    rows = random_rows(5, seed=0)
+    with pytest.raises(ValueError, match="no labels"):
+        search(rows, Rows(rows.embedding, rows.index), SameLabel()(rows, rows), 2)
