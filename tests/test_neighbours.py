@@ -96,7 +96,9 @@ def test_permuting_the_bank_changes_nothing(name: str, k: int | None) -> None:
 
 
 @pytest.mark.parametrize("constraint", [Unconstrained(), SameLabel(), NearCompanion(3)])
-def test_cutting_the_search_into_blocks_changes_nothing(constraint: Constraint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cutting_the_search_into_blocks_changes_nothing(
+    constraint: Constraint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = random_rows(50, seed=2, unknown=0.2)
     whole = search(rows, rows, constraint(rows, rows), 5)
     monkeypatch.setattr(neighbours, "_BLOCK", 120)

@@ -29,7 +29,8 @@ def make_backbone(name: str, stem: Stem = "standard") -> nn.Module:
 
 
 def feature_width(backbone: nn.Module) -> int:
-    width = backbone.num_features
+    """How many features come out; timm calls it head_hidden_size where a layer follows the pooling."""
+    width = getattr(backbone, "head_hidden_size", None) or backbone.num_features
     assert isinstance(width, int)
     return width
 

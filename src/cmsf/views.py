@@ -51,9 +51,8 @@ class Augmentation:
         flipped = draw(1)[:, 0] < self.flip
         images = crop_and_resize(pictures, boxes, self.size, flipped)
         images = self._jittered(images, draw)
-        if images.shape[1] == 3:
-            grey = draw(1)[:, 0] < self.greyscale
-            images = torch.where(grey[:, None, None, None], luminance(images), images)
+        grey = draw(1)[:, 0] < self.greyscale
+        images = torch.where(grey[:, None, None, None], luminance(images), images)
         images = self._blurred(images, draw)
         return normalise(images)
 

@@ -1,0 +1,46 @@
+import pytest
+import torch
+
+from cmsf.backbones import feature_width, make_backbone
+from cmsf.encoders import Encoders
+
+
+@pytest.mark.parametrize(
+    ("name", "stem", "side"),
+    [
+        ("small-residual", "standard", 28),
+        ("resnet18", "standard", 64),
+        ("resnet18", "small", 32),
+        ("mobilenetv3_small_050", "standard", 64),
+    ],
+)
+def test_a_backbone_turns_images_into_features_of_its_width(name: str, stem, side: int) -> None:
+    backbone = make_backbone(name, stem).eval()
+    assert backbone(torch.zeros(2, 3, side, side)).shape == (2, feature_width(backbone))
+
+
+def test_the_small_stem_keeps_the_resolution() -> None:
+    backbone = make_backbone("resnet18", "small")
+    assert backbone.forward_features(torch.zeros(1, 3, 32, 32)).shape[-2:] == (4, 4)
+
+
+def test_an_unknown_backbone_is_named_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match="did you mean resnet18"):
+        make_backbone("resnet81")
+    with pytest.raises(ValueError, match="--stem small"):
+        make_backbone("vit_tiny_patch16_224", "small")
+
+
+def test_the_target_starts_as_the_online_encoder_and_follows_it() -> None:
+    torch.manual_seed(0)
+    encoders = Encoders(make_backbone("small-residual"), hidden=16, dim=8)
+    for name, value in encoders.target.state_dict().items():
+        assert torch.equal(value, encoders.online.state_dict()[name])
+    before = [p.clone() for p in encoders.target.parameters()]
+    with torch.no_grad():
+        for p in encoders.online.parameters():
+            p.add_(torch.randn_like(p))
+    encoders.follow(0.9)
+    for old, target, online in zip(before, encoders.target.parameters(), encoders.online.parameters(), strict=True):
+        torch.testing.assert_close(target, 0.9 * old + 0.1 * online)
+    assert not any(p.requires_grad for p in encoders.target.parameters())

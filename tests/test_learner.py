@@ -1,0 +1,177 @@
+"""Whole training steps against the method written out by hand, with lists for bank and cache."""
+
+import copy
+from dataclasses import replace
+
+import oracle
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from cmsf.assembly import make_learner
+from cmsf.encoders import Encoders
+from cmsf.knowledge import PreviousEpoch, ThirdView
+from cmsf.learner import STRONG, THIRD, WEAK, Learner
+from cmsf.recipe import Recipe
+from cmsf.recipes import METHODS
+from cmsf.rows import Rows
+
+IMAGES, BATCH, BANK, EPOCHS, SEED = 14, 4, 9, 4, 3
+LR, DECAY, MOMENTUM, TARGET = 0.1, 1e-3, 0.9, 0.8
+PICTURES = torch.randint(256, (IMAGES, 1, 10, 10), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+LABEL = torch.arange(IMAGES) % 3
+VARIANTS = {
+    **{method: {} for method in METHODS},
+    "cmsf-sup without u": {"method": "cmsf-sup", "include_query": False},
+    "cmsf-sup-all without u": {"method": "cmsf-sup-all", "include_query": False},
+    "cmsf-self by a third view": {"method": "cmsf-self", "companions": "third-view"},
+}
+
+
+class TinyNet(nn.Module):
+    """A network in double precision, so that fast and slow code can be told apart from rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_features = 8
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 8), nn.BatchNorm1d(8), nn.ReLU()).double()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(images.double())
+
+
+def make(variant: str) -> tuple[Recipe, Learner]:
+    changes = dict(VARIANTS[variant])
+    recipe = METHODS[changes.pop("method", variant)](
+        Recipe(
+            size=8,
+            bank_size=BANK,
+            batch_size=BATCH,
+            projection_hidden=7,
+            projection_dim=5,
+            seed=SEED,
+            backbone="small-residual",
+        )
+    )
+    # k and k' small enough to leave somebody out of a bank of nine.
+    recipe = replace(recipe, k=recipe.k if recipe.k in (1, "all") else 3, companion_k=4, **changes)
+    learner = make_learner(recipe, LABEL, "cpu")
+    torch.manual_seed(SEED)
+    learner.encoders = Encoders(TinyNet(), 7, 5).double()
+    learner.bank.double()
+    if isinstance(learner.knowledge, PreviousEpoch):
+        learner.knowledge.cache.embedding = learner.knowledge.cache.embedding.double()
+    learner.optimiser = torch.optim.SGD(learner.encoders.learning(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
+    return recipe, learner
+
+
+class ByHand:
+    """Sec. 2 with a list for the bank, a dictionary for the previous epoch, and SGD written out."""
+
+    def __init__(self, recipe: Recipe, learner: Learner) -> None:
+        self.recipe = recipe
+        self.weak, self.strong = learner.weak, learner.strong
+        encoders = copy.deepcopy(learner.encoders)
+        self.f, self.g, self.h = encoders.target, encoders.online, encoders.predictor
+        self.theta = [*self.g.parameters(), *self.h.parameters()]
+        self.velocity: list[Tensor | None] = [None] * len(self.theta)
+        self.bank: list[dict] = []
+        self.previous: dict[int, Tensor] = {}
+
+    def step(self, index: Tensor, epoch: int) -> float:
+        def view(augmentation, number: int) -> Tensor:
+            return augmentation(PICTURES[index], index, seed=SEED, epoch=epoch, view=number)
+
+        with torch.no_grad():
+            u = normalize(self.f(view(self.weak, WEAK)), dim=1)
+            third = normalize(self.f(view(self.weak, THIRD)), dim=1) if self.recipe.companions == "third-view" else None
+        v = normalize(self.h(self.g(view(self.strong, STRONG))), dim=1)
+        entering = []
+        for i, image in enumerate(index.tolist()):
+            w = third[i] if third is not None else self.previous.get(image, torch.full_like(u[i], torch.nan))
+            entering.append({"image": image, "u": u[i], "w": w})
+            self.previous[image] = u[i]
+        self.bank = [None if row and row["image"] in index.tolist() else row for row in self.bank]
+        self.bank = (self.bank + entering)[-BANK:]
+        rows = self._rows([row for row in self.bank if row])
+        query = self._rows(entering)
+
+        k = None if self.recipe.k == "all" else self.recipe.k
+        plain, constrained = oracle.everything(query, rows), None
+        if self.recipe.constraint == "label":
+            constrained = oracle.same_label(query, rows)
+        if self.recipe.constraint == "companion":
+            constrained = oracle.near_companion(query, rows, self.recipe.companion_k)
+
+        def pull(related) -> Tensor:
+            return oracle.loss(v, rows, oracle.chosen(query, rows, related, k, self.recipe.include_query))
+
+        if constrained is None:
+            loss = pull(plain)
+        elif self.recipe.constraint == "companion":
+            loss = (pull(plain) + pull(constrained)) / 2
+        else:
+            loss = pull(constrained)
+
+        gradients = torch.autograd.grad(loss, self.theta)
+        with torch.no_grad():
+            for j, (parameter, gradient) in enumerate(zip(self.theta, gradients, strict=True)):
+                change = gradient + DECAY * parameter
+                self.velocity[j] = change if self.velocity[j] is None else MOMENTUM * self.velocity[j] + change
+                parameter -= LR * self.velocity[j]
+            for target, online in zip(self.f.parameters(), self.g.parameters(), strict=True):
+                target.copy_(TARGET * target + (1 - TARGET) * online)
+        return float(loss.detach())
+
+    @staticmethod
+    def _rows(rows: list[dict]) -> Rows:
+        index = torch.tensor([row["image"] for row in rows])
+        return Rows(
+            torch.stack([row["u"] for row in rows]), index, LABEL[index], torch.stack([row["w"] for row in rows])
+        )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_run_of_many_steps_equals_the_method_written_out_by_hand(variant: str) -> None:
+    recipe, learner = make(variant)
+    slow = ByHand(recipe, learner)
+    for epoch in range(EPOCHS):
+        order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(epoch))
+        for index in order.split(BATCH)[: IMAGES // BATCH]:
+            _, outcome = learner.step(PICTURES[index], index, epoch, TARGET)
+            assert float(outcome.loss.detach()) == pytest.approx(slow.step(index, epoch), abs=1e-10)
+    for name, value in slow.g.state_dict().items():
+        torch.testing.assert_close(learner.encoders.online.state_dict()[name], value, rtol=0, atol=1e-10)
+    for fast, by_hand in zip(learner.encoders.target.parameters(), slow.f.parameters(), strict=True):
+        torch.testing.assert_close(fast, by_hand, rtol=0, atol=1e-10)
+
+
+def test_a_companion_is_last_epochs_embedding_and_stays_with_its_row() -> None:
+    _, learner = make("cmsf-self")
+    seen: list[dict[int, Tensor]] = []
+    for epoch in range(3):
+        seen.append({})
+        for index in torch.arange(12).split(BATCH):
+            query, _ = learner.step(PICTURES[index], index, epoch, TARGET)
+            seen[epoch] |= {int(image): u for image, u in zip(index, query.embedding, strict=True)}
+            assert query.has_companion.all() == (epoch > 0)
+            if epoch:
+                expected = torch.stack([seen[epoch - 1][int(image)] for image in index])
+                assert torch.equal(query.companion, expected)
+        rows = learner.bank.rows()
+        if epoch:
+            for j in rows.exists.nonzero()[:, 0].tolist():
+                assert torch.equal(rows.companion[j], seen[epoch - 1][int(rows.index[j])])
+
+
+def test_a_third_view_is_neither_of_the_two_others() -> None:
+    _, learner = make("cmsf-self by a third view")
+    assert isinstance(learner.knowledge, ThirdView)
+    query, _ = learner.step(PICTURES[:4], torch.arange(4), 0, TARGET)
+    assert query.has_companion.all()
+    assert ((query.companion - query.embedding).norm(dim=1) > 1e-3).all()
+
+
+def test_true_classes_are_no_column_of_rows() -> None:
+    assert [name for name in Rows.__dataclass_fields__] == ["embedding", "index", "label", "companion"]
