@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Literal
 
 import timm
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from cmsf.errors import BadInput, did_you_mean
 
 Stem = Literal["standard", "small"]
 SMALL_RESIDUAL = "small-residual"
@@ -19,9 +20,9 @@ def make_backbone(name: str, stem: Stem = "standard") -> nn.Module:
     if name == SMALL_RESIDUAL:
         return SmallResidualNet()
     if not timm.is_model(name):
-        near = difflib.get_close_matches(name, [SMALL_RESIDUAL, *timm.list_models()], n=1)
-        hint = f"; did you mean {near[0]}?" if near else f"; use {SMALL_RESIDUAL} or a name of timm.list_models()"
-        raise ValueError(f"no backbone is called {name!r}{hint}")
+        known = [SMALL_RESIDUAL, *timm.list_models()]
+        hint = did_you_mean(name, known, f"use {SMALL_RESIDUAL} or a name of timm.list_models()")
+        raise BadInput(f"no backbone is called {name!r}; {hint}")
     backbone = timm.create_model(name, pretrained=False, num_classes=0)
     if stem == "small":
         _use_small_stem(backbone, name)
@@ -39,7 +40,7 @@ def _use_small_stem(backbone: nn.Module, name: str) -> None:
     """For images of 32 or 64 px: a 3×3 convolution without stride and no pooling (He et al. 2016, Sec. 4.2)."""
     first, pool = getattr(backbone, "conv1", None), getattr(backbone, "maxpool", None)
     if not isinstance(first, nn.Conv2d) or pool is None:
-        raise ValueError(
+        raise BadInput(
             f"--stem small replaces a ResNet's first layers, which {name} does not have; use --stem standard"
         )
     backbone.conv1 = nn.Conv2d(3, first.out_channels, 3, padding=1, bias=False)

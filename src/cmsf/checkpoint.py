@@ -43,8 +43,8 @@ def load(path: Path, learner: Learner, device: torch.device | str) -> dict[str, 
     """Put the learner back where it was; returns the progress that was saved with it."""
     try:
         state = torch.load(path, map_location=device, weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise BadInput(f"cannot read {path}: {_first_line(error)}; remove it to go on from an earlier one") from None
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError):
+        raise BadInput(f"{path} is truncated or damaged; remove it to go on from the one before") from None
     fill(learner.encoders, state["encoders"], path)
     fill(learner.bank, state["bank"], path)
     learner.optimiser.load_state_dict(state["optimiser"])
@@ -71,7 +71,3 @@ def fill(module: nn.Module, state: Mapping[str, Any], origin: Path) -> None:
 
 def _all(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.pt"))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,73 @@
+import oracle
+import pytest
+import torch
+from helpers import random_rows
+
+from cmsf.analysis.neighbourhood import histogram, inspect, purity, rank, spread
+from cmsf.constraints import NearCompanion, SameLabel, Unconstrained
+from cmsf.rows import UNKNOWN, Rows
+
+TRUTH = torch.randint(3, (200,), generator=torch.Generator().manual_seed(0))
+
+
+def slow_purity(query: Rows, rows: Rows, sets: list[list[int]]) -> float:
+    shares = []
+    for i, neighbours in enumerate(sets):
+        others = [int(rows.index[j]) for j in neighbours if int(rows.index[j]) != int(query.index[i])]
+        if others:
+            shares.append(sum(TRUTH[j] == TRUTH[query.index[i]] for j in others) / len(others))
+    return float(sum(shares) / len(shares))
+
+
+@pytest.mark.parametrize("k", [5, None])
+def test_purity_and_rank_equal_slow_counts(k: int | None) -> None:
+    rows = random_rows(60, seed=0)
+    query = rows[:20]
+    for constraint, related in (
+        (NearCompanion(8), oracle.near_companion(query, rows, 8)),
+        (SameLabel(), oracle.same_label(query, rows)),
+    ):
+        sets = oracle.chosen(query, rows, related, k)
+        width = max(map(len, sets))
+        seen = inspect(query, rows, constraint, k, TRUTH)
+        everywhere = oracle.chosen(query, rows, oracle.everything(query, rows), width)
+        assert seen.purity_constrained == pytest.approx(slow_purity(query, rows, sets))
+        assert seen.purity_unconstrained == pytest.approx(slow_purity(query, rows, everywhere))
+        ordered = oracle.chosen(query, rows, oracle.everything(query, rows), None)
+        assert seen.rank.tolist() == [1 + ordered[i].index(sets[i][-1]) for i in range(20)]
+
+
+def test_rank_counts_from_one_for_the_query_itself() -> None:
+    rows = random_rows(30, seed=1)
+    assert rank(rows, rows, torch.arange(30)).tolist() == [1] * 30
+    fifth = torch.tensor([line[4] for line in oracle.chosen(rows, rows, oracle.everything(rows, rows), 5)])
+    assert rank(rows, rows, fifth).tolist() == [5] * 30
+
+
+def test_without_a_constraint_the_last_neighbour_has_rank_k() -> None:
+    rows = random_rows(30, seed=1)
+    seen = inspect(rows, rows, Unconstrained(), 5, TRUTH)
+    assert seen.rank.tolist() == [5] * 30
+    assert seen.purity_constrained == seen.purity_unconstrained
+
+
+def test_purity_leaves_out_the_query_and_whatever_has_no_known_class() -> None:
+    rows = Rows(torch.eye(4, dtype=torch.float64), torch.arange(4))
+    row = torch.tensor([[0, 1, 2, 3], [1, UNKNOWN, UNKNOWN, UNKNOWN]])
+    truth = torch.tensor([0, 0, 1, UNKNOWN])
+    assert purity(rows[:2], rows, row, truth) == 0.5
+    assert torch.tensor(purity(rows[:2], rows, row, torch.full((4,), UNKNOWN))).isnan()
+
+
+def test_the_histogram_counts_ranks_to_a_hundred() -> None:
+    counted = histogram(torch.tensor([1, 5, 5, 100, 101, 5000]))
+    assert len(counted) == 100
+    assert (counted[0], counted[4], counted[99], sum(counted)) == (1, 2, 1, 4)
+
+
+def test_spread_is_zero_for_a_collapse_and_one_all_over_the_sphere() -> None:
+    assert spread(torch.ones(100, 16) / 4) == pytest.approx(0, abs=1e-6)
+    everywhere = torch.nn.functional.normalize(
+        torch.randn(20_000, 16, generator=torch.Generator().manual_seed(0)), dim=1
+    )
+    assert spread(everywhere) == pytest.approx(1, abs=0.01)

@@ -1,0 +1,195 @@
+"""The command line: mistakes get one line, exit code 2, and leave nothing behind."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from helpers import write_npz, write_photos
+
+import cmsf
+from cmsf.cli import main
+
+FAST = ["--epochs", "1", "--batch-size", "32", "--projection-hidden", "16", "--projection-dim", "8"]
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """What the command says when it refuses."""
+    code = main([str(argument) for argument in arguments])
+    said = capsys.readouterr()
+    assert code == 2, said
+    lines = [line for line in said.err.splitlines() if line.startswith("cmsf: ")]
+    assert len(lines) == 1, said.err
+    assert "Traceback" not in said.err
+    assert len(lines[0]) < 300
+    return lines[0]
+
+
+@pytest.fixture
+def bars(tmp_path: Path) -> Path:
+    return write_npz(tmp_path / "bars.npz")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "no command is called 'trian'; did you mean train?"),
+        (["train"], "the following arguments are required: RECIPE"),
+        (["train", "cmsf-slef"], "no recipe is called 'cmsf-slef'; did you mean cmsf-self?"),
+        (["train", "nothing-like-it"], "cmsf recipes lists them all"),
+        (["train", "msf", "--epoch", "3"], "cmsf train has no --epoch; did you mean --epochs?"),
+        (["train", "msf", "--epochs", "none"], "--epochs none will not do; it takes a whole number"),
+        (["train", "msf", "--lr=-1"], "--lr -1 is out of range; use above 0"),
+        (["train", "msf", "--threads", "0"], "--threads 0 will not do"),
+        (["train", "msf", "--device", "abacus"], "--device abacus is not to be had"),
+        (["train", "nowhere.yaml"], "there is no recipe file nowhere.yaml"),
+        (["train", "msf", "--data", "nowhere"], "there is no nowhere"),
+        (["train", "msf", "--backbone", "resnet81"], "no backbone is called 'resnet81'; did you mean resnet18?"),
+        (["recipes", "msf-smal"], "did you mean msf-small?"),
+        (["evaluate", "nowhere"], "nowhere is no run"),
+        (["evaluate"], "the following arguments are required: RUN"),
+    ],
+)
+def test_a_mistake_is_named_with_the_remedy(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in refusal(capsys, *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--bank-size", "1000"], "--bank-size 1000 exceeds the 144 images"),
+        (["--bank-size", "1000"], "use 144 or less, or leave it out"),
+        (["--batch-size", "500"], "--batch-size 500 exceeds the 144 images"),
+        (["--batch-size", "64", "--bank-size", "40"], "--batch-size 64 exceeds --bank-size 40"),
+        (["--k", "145"], "--k 145 exceeds the bank's 144 rows"),
+        (["--constraint", "companion", "--companion-k", "200"], "--companion-k 200 exceeds the bank's 144 rows"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_refused_with_the_numbers(
+    flags: list[str], message: str, bars: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    said = refusal(capsys, "train", "msf-small", "--data", bars, "--out", tmp_path / "run", *flags)
+    assert message in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bars.npz"]
+
+
+def test_a_supervised_recipe_needs_labels_of_two_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = np.zeros((40, 16, 16), np.uint8)
+    np.savez(tmp_path / "none.npz", x=images)
+    np.savez(tmp_path / "one.npz", x=images, y=np.zeros(40, int), classes=np.array(["cat"]))
+    np.savez(tmp_path / "some.npz", x=images, y=np.arange(40) % 3 - 1)
+    out = tmp_path / "run"
+    said = refusal(capsys, "train", "cmsf-sup", "--data", tmp_path / "none.npz", "--out", out)
+    assert "none of the 40 images has one" in said
+    said = refusal(capsys, "train", "cmsf-sup", "--data", tmp_path / "one.npz", "--out", out)
+    assert "needs two classes or more, and all 36 labels are 'cat'" in said
+    said = refusal(capsys, "train", "cmsf-sup-all", "--data", tmp_path / "some.npz", "--out", out)
+    assert "have none; use --k 10" in said
+    assert not out.exists()
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "no images below" in refusal(capsys, "train", "msf", "--data", tmp_path / "empty", "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_holds_something_else_is_not_touched(
+    bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    command = ["train", "msf-small", "--data", str(bars), "--out", str(out), *FAST]
+    assert main(command) == 0
+    assert "already holds another run (lr: 0.01 against" in refusal(capsys, *command, "--lr", "0.01")
+    (tmp_path / "diary").mkdir()
+    (tmp_path / "diary" / "monday.txt").write_text("dear diary")
+    assert "is not empty and holds no run" in refusal(
+        capsys, "train", "msf", "--data", bars, "--out", tmp_path / "diary"
+    )
+    assert "is a file" in refusal(capsys, "train", "msf", "--data", bars, "--out", bars)
+    assert [path.name for path in (tmp_path / "diary").iterdir()] == ["monday.txt"]
+
+
+def test_weights_of_another_architecture_are_refused(
+    bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    command = ["train", "msf-small", "--data", str(bars), "--out", str(out), *FAST]
+    assert main(command) == 0
+    weights = out / "backbone.safetensors"
+    safetensors.torch.save_file({"stem.0.weight": torch.zeros(1)}, weights)
+    assert "is of another architecture than the recipe" in refusal(capsys, "evaluate", out)
+    weights.unlink()
+    for path in (out / "checkpoints").iterdir():
+        state = torch.load(path, weights_only=True)
+        state["encoders"] = {"online.weight": torch.zeros(3)}
+        torch.save(state, path)
+    assert "is of another architecture than the recipe" in refusal(capsys, *command)
+    for path in (out / "checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:1000])
+    assert "is truncated or damaged; remove it" in refusal(capsys, *command)
+    weights.write_bytes(b"nothing")
+    assert "cannot read" in refusal(capsys, "evaluate", out)
+
+
+def test_train_then_evaluate_prints_the_table(bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "cmsf-self", "--data", str(bars), "--out", str(out), *FAST]) == 0
+    assert "cmsf-self is cmsf-self-small here: the images are 16 px" in capsys.readouterr().err
+    assert main(["evaluate", str(out), "--references"]) == 0
+    table = capsys.readouterr().out
+    for words in ("raw pixels", "untrained encoder", "trained encoder", "1-NN", "20-NN", "neighbours.png"):
+        assert words in table
+
+
+def test_recipes_are_listed_and_a_printed_one_can_be_trained(
+    bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["recipes"]) == 0
+    assert "cmsf-sup-all" in capsys.readouterr().out
+    assert main(["recipes", "cmsf-self-small"]) == 0
+    (tmp_path / "mine.yaml").write_text(capsys.readouterr().out)
+    assert main(["train", str(tmp_path / "mine.yaml"), "--data", str(bars), "--out", str(tmp_path / "run"), *FAST]) == 0
+    assert cmsf.Run(tmp_path / "run").recipe.epochs == 1
+
+
+@pytest.mark.parametrize(("signal_number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_process_after_a_checkpoint(signal_number: int, code: int, bars: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "cmsf", "train", "cmsf-self-small", "--data", str(bars), "--out", str(out)]
+    command += ["--epochs", "2000", "--log-every", "1", "--threads", "1"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    patience = time.monotonic() + 120
+    while not (out / "metrics.jsonl").exists() or len((out / "metrics.jsonl").read_bytes()) < 3000:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < patience
+        time.sleep(0.1)
+    process.send_signal(signal_number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "the same command goes on from there" in said
+    assert "Traceback" not in said
+    assert list((out / "checkpoints").glob("step-*.pt"))
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    script = "import sys; from cmsf.cli import main; main([]); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 0
+
+
+def test_photos_of_one_class_are_learned_from_without_labels(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", per_class=30, classes=1, side=40)
+    assert main(["train", "cmsf-self", "--data", str(photos), "--out", str(tmp_path / "run"), "--epochs", "1"]) == 0

@@ -1,0 +1,109 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import write_npz, write_photos
+from PIL import Image
+
+from cmsf.data import open_source
+from cmsf.errors import BadInput
+from cmsf.rows import UNKNOWN
+
+
+def test_the_embedded_sample_is_balanced_and_its_parts_are_apart() -> None:
+    data = open_source(None).load(64, seed=0)
+    assert len(data.train) == 10_000
+    assert len(data.test) == 2_000
+    assert data.train.truth.bincount().tolist() == [1000] * 10
+    assert data.test.truth.bincount().tolist() == [200] * 10
+    assert data.classes[0] == "T-shirt"
+    train, test = ({image.numpy().tobytes() for image in part.pictures} for part in (data.train, data.test))
+    assert not train & test
+
+
+def test_class_folders_are_labels_and_a_tenth_is_held_out(tmp_path: Path) -> None:
+    data = open_source(write_photos(tmp_path / "photos", per_class=20, classes=3)).load(256, seed=0)
+    assert data.classes == ("class 0", "class 1", "class 2")
+    assert (len(data.train), len(data.test)) == (54, 6)
+    assert not set(data.train.paths) & set(data.test.paths)
+    for path, number in zip(data.train.paths, data.train.truth.tolist(), strict=True):
+        assert path.startswith(data.classes[number])
+    again = open_source(tmp_path / "photos").load(256, seed=0)
+    assert again.train.paths == data.train.paths
+    assert open_source(tmp_path / "photos").load(256, seed=1).test.paths != data.test.paths
+
+
+def test_a_flat_folder_is_unlabelled_and_nothing_is_held_out(tmp_path: Path) -> None:
+    for i in range(5):
+        Image.new("RGB", (30, 20), (i, i, i)).save(tmp_path / f"{i}.png")
+    (tmp_path / "notes.txt").write_text("no image")
+    data = open_source(tmp_path).load(256, seed=0)
+    assert len(data.train) == 5
+    assert data.test is None
+    assert data.train.truth.tolist() == [UNKNOWN] * 5
+
+
+@pytest.mark.parametrize(("training", "testing"), [("train", "test"), ("trainval", "val")])
+def test_split_folders_are_splits(tmp_path: Path, training: str, testing: str) -> None:
+    write_photos(tmp_path / training, per_class=4, classes=3)
+    write_photos(tmp_path / testing, per_class=2, classes=3)
+    data = open_source(tmp_path).load(256, seed=0)
+    assert (len(data.train), len(data.test)) == (12, 6)
+    assert data.test_origin == f"6 images of {testing}/"
+    assert data.test.truth.bincount().tolist() == [2, 2, 2]
+
+
+def test_photos_are_turned_upright_shrunk_and_coloured(tmp_path: Path) -> None:
+    tall = Image.new("L", (400, 200))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was held sideways
+    tall.save(tmp_path / "a.jpg", exif=exif)
+    Image.new("RGBA", (50, 60), (255, 0, 0, 255)).save(tmp_path / "b.png")
+    data = open_source(tmp_path).load(100, seed=0)
+    assert [tuple(picture.shape) for picture in data.train.pictures] == [(3, 200, 100), (3, 60, 50)]
+    assert data.train.pictures[1][:, 0, 0].tolist() == [255, 0, 0]
+
+
+def test_arrays_with_labels_are_read_and_split(tmp_path: Path) -> None:
+    data = open_source(write_npz(tmp_path / "bars.npz", per_class=25)).load(64, seed=0)
+    assert (len(data.train), len(data.test)) == (90, 10)
+    assert data.train.pictures.shape == (90, 1, 16, 16)
+
+
+def test_colour_arrays_come_channels_first(tmp_path: Path) -> None:
+    images = np.zeros((6, 8, 9, 3), np.uint8)
+    images[..., 2] = 200
+    np.savez(tmp_path / "blue.npz", x_train=images, y_train=np.arange(6) % 2, x_test=images, y_test=np.arange(6) % 2)
+    data = open_source(tmp_path / "blue.npz").load(64, seed=0)
+    assert torch.equal(data.test.pictures.float().mean((0, 2, 3)), torch.tensor([0.0, 0.0, 200.0]))
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="there is no"):
+        open_source(tmp_path / "nowhere")
+    with pytest.raises(BadInput, match="no images below"):
+        open_source(tmp_path)
+    (tmp_path / "list.txt").write_text("a")
+    with pytest.raises(BadInput, match="neither a folder"):
+        open_source(tmp_path / "list.txt")
+    (tmp_path / "broken.npz").write_bytes(b"PK nothing")
+    with pytest.raises(BadInput, match=r"cannot read .*broken\.npz"):
+        open_source(tmp_path / "broken.npz")
+    np.savez(tmp_path / "float.npz", x=np.zeros((3, 4, 4)))
+    with pytest.raises(BadInput, match="float64"):
+        open_source(tmp_path / "float.npz")
+    np.savez(tmp_path / "short.npz", x=np.zeros((3, 4, 4), np.uint8), y=np.zeros(2, int))
+    with pytest.raises(BadInput, match="3 images but labels"):
+        open_source(tmp_path / "short.npz")
+    np.savez(tmp_path / "object.npz", x=np.array([{}], dtype=object))
+    with pytest.raises(BadInput, match="plain arrays"):
+        open_source(tmp_path / "object.npz")
+
+
+def test_a_truncated_photo_is_named(tmp_path: Path) -> None:
+    Image.effect_noise((200, 200), 90).save(tmp_path / "good.jpg")
+    whole = (tmp_path / "good.jpg").read_bytes()
+    (tmp_path / "half.jpg").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BadInput, match=r"cannot read .*half\.jpg"):
+        open_source(tmp_path).load(100, seed=0)

@@ -1,0 +1,108 @@
+from dataclasses import fields, replace
+
+import pytest
+
+from cmsf.assembly import resolve
+from cmsf.errors import BadInput
+from cmsf.recipe import Recipe, parse
+from cmsf.recipes import METHODS, NAMES, SCALES, explain, find, named
+
+
+def test_every_method_comes_at_every_scale_and_survives_being_saved() -> None:
+    assert len(NAMES) == len(METHODS) * len(SCALES)
+    for name in NAMES:
+        recipe = named(name)
+        assert recipe.name == name
+        assert Recipe.from_yaml(recipe.to_yaml(), "test") == recipe
+
+
+def test_the_imagenet_scale_is_the_papers() -> None:
+    recipe = named("cmsf-self-imagenet")
+    assert (recipe.backbone, recipe.size, recipe.bank_size, recipe.batch_size) == ("resnet50", 224, 128_000, 256)
+    assert (recipe.epochs, recipe.lr, recipe.sgd_momentum, recipe.weight_decay) == (200, 0.05, 0.9, 1e-4)
+    assert (recipe.target_momentum, recipe.target_momentum_end) == (0.99, 0.99)
+    assert (recipe.k, recipe.companion_k, recipe.unconstrained_weight) == (5, 5, 0.5)
+    assert (recipe.weak_crop, recipe.strong_crop, recipe.jitter, recipe.greyscale, recipe.blur) == (
+        0.2,
+        0.2,
+        0.8,
+        0.2,
+        0.5,
+    )
+    assert (recipe.brightness, recipe.contrast, recipe.saturation, recipe.hue) == (0.4, 0.4, 0.4, 0.1)
+    assert (named("cmsf-sup-imagenet").k, named("cmsf-sup-all-imagenet").k, named("byol-imagenet").k) == (10, "all", 1)
+
+
+def test_methods_at_one_scale_differ_in_the_objective_alone() -> None:
+    objective = {"name", "constraint", "k", "companion_k", "unconstrained_weight"}
+    for scale in SCALES:
+        base = named(f"msf-{scale}")
+        for method in METHODS:
+            for difference in named(f"{method}-{scale}").differences(base):
+                assert difference.split(":")[0] in objective
+
+
+def test_a_bare_method_takes_its_scale_from_the_images() -> None:
+    assert find("msf", small_images=True).name == "msf-small"
+    assert find("msf", small_images=False).name == "msf-standard"
+
+
+def test_every_field_and_method_is_explained() -> None:
+    assert all(field.metadata["help"] for field in fields(Recipe))
+    assert all(len(explain(method)) > 80 for method in METHODS)
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "message"),
+    [
+        ("epochs", "0", "--epochs 0 is out of range; use at least 1"),
+        ("epochs", "2.5", "--epochs 2.5 will not do; it takes a whole number"),
+        ("lr", "fast", "--lr fast will not do; it takes a number"),
+        ("lr", "nan", "out of range"),
+        ("lr", "inf", "will not do"),
+        ("k", "some", "it takes a whole number or all"),
+        ("k", "true", "it takes a whole number or all"),
+        ("constraint", "labels", "it takes none or label or companion"),
+        ("target_momentum", "1.1", "use at least 0, at most 1"),
+        ("include_query", "maybe", "it takes true or false"),
+        ("weak_crop", "0", "use above 0, at most 1"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_would_do(flag: str, text: str, message: str) -> None:
+    with pytest.raises(BadInput) as refusal:
+        Recipe().changed({flag: parse(flag, text)})
+    assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "value"), [("lr", "1e-3", 0.001), ("k", "all", "all"), ("bank_size", "auto", "auto")]
+)
+def test_flags_are_read_as_yaml_is(flag: str, text: str, value: object) -> None:
+    assert parse(flag, text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epochs: [1", "is no YAML"),
+        ("- 1", "is no recipe"),
+        ("1: 2", "is no recipe"),
+        ("epoch: 3", "did you mean epochs"),
+        ("!!python/object/apply:os.system ['true']", "is no YAML"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused(text: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        Recipe.from_yaml(text, "my.yaml")
+
+
+def test_eighty_photos_just_work() -> None:
+    from test_knn import split
+
+    from cmsf.data import Dataset
+
+    photos = Dataset("photos", ("a", "b", "c"), split(72, 0), split(8, 1), "8 images")
+    recipe = resolve(named("cmsf-self-standard"), photos, typical_side=600)
+    assert (recipe.bank_size, recipe.batch_size, recipe.size) == (72, 16, 128)
+    assert (recipe.projection_hidden, recipe.projection_dim) == (1024, 128)
+    assert resolve(replace(named("msf-small"), batch_size=10), photos, 30).size == 30

@@ -1,0 +1,193 @@
+"""Whole runs: what they leave behind, that they repeat, and that a stopped one goes on bit for bit."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from helpers import write_npz, write_photos
+from safetensors.torch import load_file
+
+import cmsf
+from cmsf import checkpoint
+from cmsf.metrics import TIMING_FIELDS
+from cmsf.recipes import METHODS
+from cmsf.screen import Screen
+from cmsf.training import Stopped
+
+TINY = {"epochs": 3, "batch_size": 32, "log_every": 2, "projection_hidden": 32, "projection_dim": 16}
+
+
+@pytest.fixture(scope="module")
+def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_npz(tmp_path_factory.mktemp("data") / "bars.npz")
+
+
+def metrics(run: cmsf.Run, kind: str | None = None) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in run.folder.metrics_file.read_text().splitlines()]
+    return [line for line in lines if kind in (None, line["kind"])]
+
+
+def state(run: cmsf.Run) -> dict[str, Any]:
+    newest = checkpoint.newest(run.folder.checkpoints)
+    assert newest is not None
+    return torch.load(newest, weights_only=True)
+
+
+def assert_same(first: Any, second: Any) -> None:
+    """To the last bit, NaN included."""
+    if isinstance(first, torch.Tensor):
+        torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
+    elif isinstance(first, dict):
+        assert first.keys() == second.keys()
+        for key in first.keys() - {"metrics_length"}:
+            assert_same(first[key], second[key])
+    elif isinstance(first, list):
+        assert len(first) == len(second)
+        for one, other in zip(first, second, strict=True):
+            assert_same(one, other)
+    else:
+        assert first == second
+
+
+def assert_same_run(first: cmsf.Run, second: cmsf.Run) -> None:
+    untimed = [
+        [{k: v for k, v in line.items() if k not in TIMING_FIELDS} for line in metrics(run)] for run in (first, second)
+    ]
+    assert untimed[0] == untimed[1]
+    assert_same(state(first), state(second))
+    assert_same(load_file(first.folder.backbone_file), load_file(second.folder.backbone_file))
+
+
+class StopAt(Screen):
+    """Sends this very process a signal at a step, as a user or a scheduler would."""
+
+    def __init__(self, step: int, signal_number: int) -> None:
+        super().__init__(quiet=True)
+        self.at, self.signal_number = step, signal_number
+
+    def step(self, step: int, epoch: int, line: Any, speed: float) -> None:
+        if step == self.at:
+            os.kill(os.getpid(), self.signal_number)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs_from_images_to_a_number(method: str, bars: Path, tmp_path: Path) -> None:
+    run = cmsf.train(f"{method}-small", bars, tmp_path / "run", quiet=True, **TINY)
+    epochs = metrics(run, "epoch")
+    assert [line["epoch"] for line in epochs] == [0, 1, 2]
+    assert all(np.isfinite(line["loss"]) for line in metrics(run))
+    assert 0 <= epochs[-1]["20-nn"] <= 100
+
+
+def test_a_run_folder_holds_what_it_should(bars: Path, tmp_path: Path) -> None:
+    run = cmsf.train("cmsf-self-small", bars, tmp_path / "run", quiet=True, seed=5, **TINY)
+    names = {path.name for path in run.path.iterdir()}
+    assert {"recipe.yaml", "environment.json", "metrics.jsonl", "data.parquet", "backbone.safetensors"} <= names
+    assert {"checkpoints", "tensorboard", "neighbours.png"} <= names
+    assert not [path for path in run.path.rglob("*") if path.name.endswith(".part")]
+
+    recipe = yaml.safe_load((run.path / "recipe.yaml").read_text())
+    assert (recipe["bank_size"], recipe["size"], recipe["seed"]) == (144, 16, 5)
+    environment = json.loads((run.path / "environment.json").read_text())
+    assert {"torch", "seed", "machine", "commit", "threads"} <= set(environment)
+    listing = pq.read_table(run.path / "data.parquet").to_pylist()
+    assert listing[0].keys() == {"path", "index", "label", "split"}
+    assert len(listing) == 160
+    assert list((run.path / "tensorboard").iterdir())
+
+    steps, epochs = metrics(run, "step"), metrics(run, "epoch")
+    wanted = {"loss", "loss_unconstrained", "loss_constrained", "purity_unconstrained", "purity_constrained"}
+    wanted |= {"rank_mean", "rank_median", "spread", "lr", "images_per_second"}
+    assert wanted <= set(steps[0])
+    assert len(epochs[0]["rank_histogram"]) == 100
+    assert [line["step"] for line in steps] == [2, 4, 6, 8, 10, 12]
+    for line in steps:
+        assert line["loss"] == pytest.approx((line["loss_unconstrained"] + line["loss_constrained"]) / 2, abs=1e-5)
+
+
+def test_in_the_first_epoch_nothing_is_constrained_and_afterwards_it_is(bars: Path, tmp_path: Path) -> None:
+    run = cmsf.train("cmsf-self-small", bars, tmp_path / "run", quiet=True, **TINY)
+    first, *later = metrics(run, "epoch")
+    assert first["loss_constrained"] == first["loss_unconstrained"]
+    assert first["rank_mean"] == 5
+    assert all(line["loss_constrained"] != line["loss_unconstrained"] for line in later)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_another(bars: Path, tmp_path: Path) -> None:
+    first, second, other = (
+        cmsf.train("cmsf-self-small", bars, tmp_path / name, quiet=True, seed=seed, **TINY)
+        for name, seed in (("first", 1), ("second", 1), ("other", 2))
+    )
+    assert_same_run(first, second)
+    assert metrics(first)[-1]["loss"] != metrics(other)[-1]["loss"]
+
+
+@pytest.mark.parametrize("method", ["cmsf-self", "cmsf-sup"])
+@pytest.mark.parametrize("stopped_at", [6, 8])  # in the middle and at the end of the second epoch
+def test_a_stopped_run_resumes_bit_for_bit(method: str, stopped_at: int, bars: Path, tmp_path: Path) -> None:
+    arguments = (f"{method}-small", bars)
+    whole = cmsf.train(*arguments, tmp_path / "whole", quiet=True, **TINY)
+    with pytest.raises(Stopped, match="SIGTERM"):
+        cmsf.train(*arguments, tmp_path / "parts", screen=StopAt(stopped_at, signal.SIGTERM), **TINY)
+    unfinished = cmsf.Run(tmp_path / "parts")
+    assert state(unfinished)["progress"]["step"] == stopped_at
+    assert not unfinished.folder.backbone_file.exists()
+    # What a run wrote after its last checkpoint is written again, not twice.
+    with unfinished.folder.metrics_file.open("a") as file:
+        file.write('{"kind": "step", "step": 999}\n')
+    assert_same_run(whole, cmsf.train(*arguments, tmp_path / "parts", quiet=True, **TINY))
+
+
+def test_the_number_in_training_is_the_number_afterwards(bars: Path, tmp_path: Path) -> None:
+    run = cmsf.train("cmsf-self-small", bars, tmp_path / "run", quiet=True, **TINY)
+    shown = metrics(run, "epoch")[-1]
+    accuracy = cmsf.Run(run.path).evaluate("knn")
+    assert accuracy == {name: shown[name] for name in accuracy}
+    saved = json.loads((run.path / "results" / "knn.json").read_text())
+    assert saved["accuracy"] == accuracy
+    assert saved["protocol"]["temperature"] == 0.07
+
+
+def test_a_loaded_backbone_is_a_plain_module_in_eval_mode(bars: Path, tmp_path: Path) -> None:
+    run = cmsf.train("msf-small", bars, tmp_path / "run", quiet=True, **TINY)
+    backbone = cmsf.load(run.path)
+    assert not backbone.training
+    assert backbone(torch.zeros(2, 3, 16, 16)).shape == (2, 128)
+
+
+def test_labels_make_what_is_learned_better_than_what_was_there(bars: Path, tmp_path: Path) -> None:
+    run = cmsf.train("cmsf-sup-small", bars, tmp_path / "run", quiet=True, **(TINY | {"epochs": 12, "lr": 0.1}))
+    trained, untrained = run.evaluate("knn")["20-nn"], run.references()["untrained encoder"]["20-nn"]
+    assert trained >= untrained
+    assert trained > 80
+
+
+def test_a_folder_of_eighty_photos_just_works(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", per_class=20, classes=4)
+    run = cmsf.train("cmsf-self", photos, tmp_path / "run", quiet=True, epochs=1, size=32)
+    assert run.recipe.name == "cmsf-self-standard"
+    assert (run.recipe.bank_size, run.recipe.batch_size) == (72, 16)
+    assert run.evaluate("knn")["1-nn"] >= 0
+
+
+def test_unlabelled_images_are_learned_from_and_not_judged(tmp_path: Path) -> None:
+    data = write_npz(tmp_path / "bars.npz", labelled=False)
+    run = cmsf.train("cmsf-self-small", data, tmp_path / "run", quiet=True, **TINY)
+    last = metrics(run, "epoch")[-1]
+    assert "20-nn" not in last
+    assert last["purity_constrained"] is None
+    assert run.folder.neighbours_picture.exists()
+
+
+def test_a_finished_run_is_left_as_it_is(bars: Path, tmp_path: Path) -> None:
+    run = cmsf.train("msf-small", bars, tmp_path / "run", quiet=True, **TINY)
+    before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path.is_file()}
+    cmsf.train("msf-small", bars, tmp_path / "run", quiet=True, **TINY)
+    assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path.is_file()} == before
