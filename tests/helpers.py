@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from cmsf.data import Dataset, Split
 from cmsf.rows import UNKNOWN, Rows
 
 
@@ -39,6 +40,16 @@ def images_of_classes(per_class: int, classes: int, side: int, seed: int = 0) ->
     distance = np.abs(np.sin(angle)[:, None, None] * grid[0] - np.cos(angle)[:, None, None] * grid[1])
     bars = np.clip(220 * (distance < side / 7) + generator.normal(20, 15, distance.shape), 0, 255)
     return bars.astype(np.uint8), label
+
+
+def noise_split(count: int, seed: int) -> Split:
+    """Random pixels in three classes."""
+    images = torch.randint(256, (count, 3, 12, 12), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    return Split(images, [str(i) for i in range(count)], torch.arange(count) % 3)
+
+
+def noise(train: int, test: int) -> Dataset:
+    return Dataset("noise", ("a", "b", "c"), noise_split(train, 0), noise_split(test, 1), f"{test} images")
 
 
 def write_npz(path: Path, per_class: int = 40, classes: int = 4, side: int = 16, labelled: bool = True) -> Path:

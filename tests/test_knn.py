@@ -3,7 +3,7 @@ from math import exp
 
 import pytest
 import torch
-from helpers import unit
+from helpers import noise, noise_split, unit
 from torch import Tensor, nn
 
 from cmsf.data import Dataset, Split
@@ -42,22 +42,13 @@ def test_equal_distances_go_to_the_lower_row_and_equal_votes_to_the_lower_class(
     assert vote(query, train, label, 3).tolist() == [1]
 
 
-def split(count: int, seed: int) -> Split:
-    images = torch.randint(256, (count, 3, 12, 12), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
-    return Split(images, [str(i) for i in range(count)], torch.arange(count) % 3)
-
-
-def data() -> Dataset:
-    return Dataset("random", ("a", "b", "c"), split(60, 0), split(30, 1), "30 images")
-
-
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
 
 
 def test_a_result_records_all_that_is_needed_to_repeat_it() -> None:
-    result = evaluate_knn(network(), data(), 12, "cpu")
+    result = evaluate_knn(network(), noise(60, 30), 12, "cpu")
     assert set(result.accuracy) == {"1-nn", "20-nn", "20-nn weighted"}
     assert {"k", "temperature", "vote", "layer", "transform", "train images", "test images"} <= set(result.protocol)
     assert result.protocol["train images"] == 60
@@ -65,12 +56,12 @@ def test_a_result_records_all_that_is_needed_to_repeat_it() -> None:
 
 
 def test_accuracy_is_the_share_of_right_votes_of_normalised_features() -> None:
-    backbone, images = network().eval(), data()
+    backbone, images = network().eval(), noise(60, 30)
     known, query = (extract(backbone, part, 12) for part in (images.train, images.test))
     torch.testing.assert_close(known.norm(dim=1), torch.ones(60))
     right = [
         guess == int(truth)
-        for guess, truth in zip(slow_vote(query, known, images.train.truth, 20, None), images.test.truth)
+        for guess, truth in zip(slow_vote(query, known, images.train.truth, 20, None), images.test.truth, strict=True)
     ]
     assert evaluate_knn(backbone, images, 12, "cpu").accuracy["20-nn"] == pytest.approx(100 * sum(right) / 30)
 
@@ -78,25 +69,25 @@ def test_accuracy_is_the_share_of_right_votes_of_normalised_features() -> None:
 def test_evaluating_neither_trains_the_network_nor_leaves_it_in_another_mode() -> None:
     backbone = network().train()
     before = {name: value.clone() for name, value in backbone.state_dict().items()}
-    evaluate_knn(backbone, data(), 12, "cpu")
+    evaluate_knn(backbone, noise(60, 30), 12, "cpu")
     assert backbone.training
     for name, value in backbone.state_dict().items():
         assert torch.equal(value, before[name])
 
 
 def test_features_do_not_depend_on_the_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = extract(network(), split(60, 0), 12)
+    whole = extract(network(), noise_split(60, 0), 12)
     monkeypatch.setattr(features_module, "_BATCH", 7)
-    torch.testing.assert_close(extract(network(), split(60, 0), 12), whole, rtol=0, atol=1e-6)
+    torch.testing.assert_close(extract(network(), noise_split(60, 0), 12), whole, rtol=0, atol=1e-6)
 
 
 def test_raw_pixels_find_an_image_that_is_there_already() -> None:
-    images = split(40, 0)
+    images = noise_split(40, 0)
     same = Dataset("same", ("a", "b", "c"), images, images, "the same")
     assert evaluate_pixels(same, 12).accuracy["1-nn"] == 100
 
 
 def test_unlabelled_data_cannot_be_judged_and_says_so() -> None:
-    unlabelled = Split(split(9, 0).pictures, list("abcdefghi"), torch.full((9,), -1))
+    unlabelled = Split(noise_split(9, 0).pictures, list("abcdefghi"), torch.full((9,), -1))
     with pytest.raises(BadInput, match="no labels to judge by"):
         evaluate_knn(network(), Dataset("flat", (), unlabelled, None, "none"), 12, "cpu")

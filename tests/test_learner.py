@@ -174,4 +174,4 @@ def test_a_third_view_is_neither_of_the_two_others() -> None:
 
 
 def test_true_classes_are_no_column_of_rows() -> None:
-    assert [name for name in Rows.__dataclass_fields__] == ["embedding", "index", "label", "companion"]
+    assert list(Rows.__dataclass_fields__) == ["embedding", "index", "label", "companion"]

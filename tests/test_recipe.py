@@ -1,6 +1,7 @@
 from dataclasses import fields, replace
 
 import pytest
+from helpers import noise
 
 from cmsf.assembly import resolve
 from cmsf.errors import BadInput
@@ -97,11 +98,7 @@ def test_a_file_that_is_no_recipe_is_refused(text: str, message: str) -> None:
 
 
 def test_eighty_photos_just_work() -> None:
-    from test_knn import split
-
-    from cmsf.data import Dataset
-
-    photos = Dataset("photos", ("a", "b", "c"), split(72, 0), split(8, 1), "8 images")
+    photos = noise(72, 8)
     recipe = resolve(named("cmsf-self-standard"), photos, typical_side=600)
     assert (recipe.bank_size, recipe.batch_size, recipe.size) == (72, 16, 128)
     assert (recipe.projection_hidden, recipe.projection_dim) == (1024, 128)

@@ -39,7 +39,8 @@ class Learner:
 
         strong_view = self.strong(pictures, index, seed=self.seed, epoch=epoch, view=STRONG)
 
-        query = Rows(self.encoders.embed(weak_view(WEAK)), index)  # u = f(T1 x), no gradient
+        embedding = self.encoders.embed(weak_view(WEAK))  # u = f(T1 x), no gradient
+        query = Rows(embedding, index.to(embedding.device))
         query = self.knowledge(query, another_view=lambda: self.encoders.embed(weak_view(THIRD)))
         prediction = self.encoders.predict(strong_view)  # v = h(g(T2 x))
 

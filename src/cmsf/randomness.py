@@ -16,13 +16,13 @@ _FIRST = 0xBF58476D1CE4E5B9 - 2**64
 _SECOND = 0x94D049BB133111EB - 2**64
 
 
-def uniform(draws: int, *key: int | Tensor, device: torch.device | str = "cpu") -> Float[Tensor, "n draws"]:
+def uniform(draws: int, *key: int | Tensor) -> Float[Tensor, "n draws"]:
     """`draws` numbers in [0, 1) for each key; the parts of a key are integers or equally long integer tensors."""
-    state = torch.zeros(1, dtype=torch.int64, device=device)
+    state = torch.zeros(1, dtype=torch.int64)
     for part in key:
         state = _scramble(state + _GOLDEN + part)
-    bits = _scramble(state[:, None] + _GOLDEN * torch.arange(1, draws + 1, device=device))
-    # 24 bits are what a float32 holds exactly, so every device draws the same numbers.
+    bits = _scramble(state[:, None] + _GOLDEN * torch.arange(1, draws + 1))
+    # 24 bits are what a float32 holds exactly.
     return _shift_right(bits, 40).to(torch.float32) * 2.0**-24
 
 

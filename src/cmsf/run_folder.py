@@ -170,5 +170,10 @@ def _commit() -> str | None:
     tree = Path(__file__).resolve().parents[2]
     if not (tree / ".git").exists():
         return None
-    answer = subprocess.run(["git", "-C", str(tree), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    answer = subprocess.run(
+        ["git", "-C", str(tree), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return answer.stdout.strip() or None

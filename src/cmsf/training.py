@@ -41,20 +41,16 @@ class Stopped(Exception):
 class EpochTotals:
     """What the epoch's line in metrics.jsonl is made of; saved in mid-epoch checkpoints too."""
 
-    steps: int = 0
-    loss: float | Tensor = 0.0
-    parts: dict[str, float | Tensor] = field(default_factory=dict)
+    losses: dict[str, list[float | Tensor]] = field(default_factory=dict)
     inspected: int = 0
     purity_unconstrained: float = 0.0
     purity_constrained: float = 0.0
     ranks: list[int] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
-        # Tensors are summed where they are: no step waits for the device just to be counted.
-        self.steps += 1
-        self.loss = self.loss + outcome.loss.detach().double()
-        for name, part in outcome.parts.items():
-            self.parts[name] = self.parts.get(name, 0.0) + part.detach().double()
+        # Kept where they are: no step waits for the device just to be counted.
+        for name, loss in _losses(outcome).items():
+            self.losses.setdefault(name, []).append(loss)
 
     def add_neighbourhood(self, seen: Neighbourhood) -> None:
         self.inspected += 1
@@ -65,8 +61,7 @@ class EpochTotals:
     def line(self) -> dict[str, Any]:
         ranks = torch.tensor(self.ranks, dtype=torch.int64)
         return {
-            "loss": float(self.loss) / self.steps,
-            **{f"loss_{name}": float(part) / self.steps for name, part in self.parts.items()},
+            **{name: math.fsum(map(float, values)) / len(values) for name, values in self.losses.items()},
             "purity_unconstrained": self.purity_unconstrained / self.inspected,
             "purity_constrained": self.purity_constrained / self.inspected,
             **_rank_summary(ranks),
@@ -74,8 +69,7 @@ class EpochTotals:
         }
 
     def plain(self) -> dict[str, Any]:
-        parts = {name: float(part) for name, part in self.parts.items()}
-        return asdict(self) | {"loss": float(self.loss), "parts": parts}
+        return asdict(self) | {"losses": {name: [float(value) for value in kept] for name, kept in self.losses.items()}}
 
 
 @dataclass
@@ -154,7 +148,7 @@ class Training:
         for group in self.learner.optimiser.param_groups:
             group["lr"] = lr
         pictures = self.data.train.batch(index, self.device)
-        query, outcome = self.learner.step(pictures, index.to(self.device), epoch, momentum)
+        query, outcome = self.learner.step(pictures, index, epoch, momentum)
         self.totals.add(outcome)
         self.step += 1
         if self.step % self.recipe.log_every == 0 or position == self.steps_per_epoch - 1:
@@ -181,13 +175,17 @@ class Training:
 def _step_line(epoch: int, outcome: Outcome, seen: Neighbourhood, query: Rows) -> dict[str, Any]:
     return {
         "epoch": epoch,
-        "loss": float(outcome.loss.detach()),
-        **{f"loss_{name}": float(part.detach()) for name, part in outcome.parts.items()},
+        **{name: float(loss) for name, loss in _losses(outcome).items()},
         "purity_unconstrained": seen.purity_unconstrained,
         "purity_constrained": seen.purity_constrained,
         **_rank_summary(seen.rank),
         "spread": spread(query.embedding),
     }
+
+
+def _losses(outcome: Outcome) -> dict[str, Tensor]:
+    parts = {f"loss_{name}": part.detach() for name, part in outcome.parts.items()}
+    return {"loss": outcome.loss.detach()} | parts
 
 
 def _rank_summary(ranks: Tensor) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """Views: batched augmentations on the training device, with parameters of their own for every image.
 
-All randomness is a hash of (seed, epoch, image, view). Cropping with resizing, and blurring, are products with
-one matrix a direction (separable), which equal torchvision's antialiased operations.
+All randomness is a hash of (seed, epoch, image, view), drawn on the CPU, where a few numbers an image cost nothing
+and nobody waits for the device; the pixels are computed where they are. Cropping with resizing, and blurring, are
+products with one matrix a direction (separable), which equal torchvision's antialiased operations.
 """
 
 from __future__ import annotations
@@ -45,13 +46,12 @@ class Augmentation:
     def __call__(
         self, pictures: Pictures, index: Int[Tensor, " b"], *, seed: int, epoch: int, view: int
     ) -> Float[Tensor, "b 3 s s"]:
-        device = pictures[0].device
-        draw = _Draws(seed, epoch, index.to(device), view)
+        draw = _Draws(seed, epoch, index.cpu(), view)
         boxes = self._boxes(pictures, draw)
         flipped = draw(1)[:, 0] < self.flip
         images = crop_and_resize(pictures, boxes, self.size, flipped)
         images = self._jittered(images, draw)
-        grey = draw(1)[:, 0] < self.greyscale
+        grey = (draw(1)[:, 0] < self.greyscale).to(images.device)
         images = torch.where(grey[:, None, None, None], luminance(images), images)
         images = self._blurred(images, draw)
         return normalise(images)
@@ -93,15 +93,17 @@ class Augmentation:
             for number, operation, factor in operations:
                 chosen = (applied & (order[:, turn] == number)).nonzero()[:, 0]
                 if len(chosen):
-                    images[chosen] = operation(images[chosen], factor[chosen])
+                    amount_here, chosen = factor[chosen].to(images.device), chosen.to(images.device)
+                    images[chosen] = operation(images[chosen], amount_here)
         return images
 
     def _blurred(self, images: Tensor, draw: _Draws) -> Tensor:
         chosen = (draw(1)[:, 0] < self.blur).nonzero()[:, 0]
         sigma = _between(draw(1)[:, 0], *self.blur_sigma)
         if len(chosen):
+            sigma, chosen = sigma[chosen].to(images.device), chosen.to(images.device)
             images = images.clone()
-            images[chosen] = blurred(images[chosen], sigma[chosen], blur_kernel_size(self.size))
+            images[chosen] = blurred(images[chosen], sigma, blur_kernel_size(self.size))
         return images
 
 
@@ -110,12 +112,11 @@ class _Draws:
 
     def __init__(self, seed: int, epoch: int, index: Tensor, view: int) -> None:
         self.key = (seed, epoch, index, view)
-        self.device = index.device
         self.calls = 0
 
     def __call__(self, count: int) -> Float[Tensor, "b count"]:
         self.calls += 1
-        return uniform(count, *self.key, self.calls, device=self.device)
+        return uniform(count, *self.key, self.calls)
 
 
 def clean_view(pictures: Pictures, size: int) -> Float[Tensor, "b 3 s s"]:
@@ -131,7 +132,8 @@ def clean_view(pictures: Pictures, size: int) -> Float[Tensor, "b 3 s s"]:
 
 
 def sizes(pictures: Pictures) -> tuple[Int[Tensor, " b"], Int[Tensor, " b"]]:
-    shapes = torch.tensor([picture.shape[-2:] for picture in pictures], device=pictures[0].device)
+    """Heights and widths, on the CPU like all parameters of a view."""
+    shapes = torch.tensor([tuple(picture.shape[-2:]) for picture in pictures])
     return shapes[:, 0], shapes[:, 1]
 
 
@@ -150,10 +152,11 @@ def crop_and_resize(
     Bilinear and antialiased: `torchvision.transforms.v2.functional.resized_crop`, as two matrix products.
     """
     if isinstance(pictures, Tensor):
+        boxes = boxes.to(pictures.device)
         rows = resizing_matrix(boxes[:, 0], boxes[:, 2], pictures.shape[-2], size)
         columns = resizing_matrix(boxes[:, 1], boxes[:, 3], pictures.shape[-1], size)
         if flipped is not None:
-            columns = torch.where(flipped[:, None, None], columns.flip(1), columns)
+            columns = torch.where(flipped.to(columns.device)[:, None, None], columns.flip(1), columns)
         return rows[:, None] @ (pictures.float() / 255) @ columns[:, None].mT
     every = range(len(pictures))
     one_by_one = [
@@ -171,9 +174,10 @@ def resizing_matrix(
 
     A triangle filter, widened by the scale when shrinking; pixels outside of the box weigh nothing.
     """
-    scale = length.double()[:, None, None] / size
-    output = torch.arange(size, device=start.device, dtype=torch.float64)[:, None] + 0.5
-    pixel = torch.arange(extent, device=start.device, dtype=torch.float64) + 0.5 - start[:, None, None]
+    precise = torch.float32 if start.device.type == "mps" else torch.float64  # MPS has no float64
+    scale = length.to(precise)[:, None, None] / size
+    output = torch.arange(size, device=start.device, dtype=precise)[:, None] + 0.5
+    pixel = torch.arange(extent, device=start.device, dtype=precise) + 0.5 - start[:, None, None]
     weight = (1 - (pixel - output * scale).abs() / scale.clamp_min(1)).clamp_min(0)
     weight = weight * ((pixel > 0) & (pixel < length[:, None, None]))
     return (weight / weight.sum(2, keepdim=True)).float()

@@ -41,7 +41,7 @@ def inspect(query: Rows, rows: Rows, constraint: Constraint, k: int | None, trut
     return Neighbourhood(
         purity(query, rows, everywhere.row, truth),
         purity(query, rows, constrained.row, truth),
-        _rank_of_last(query, rows, constrained.row),
+        _rank_of_last(query, rows, constrained.row).cpu(),
     )
 
 
@@ -55,7 +55,7 @@ def purity(query: Rows, rows: Rows, row: Int[Tensor, "b k"], truth: Int[Tensor, 
     alike = counted & (theirs == mine)
     asked = counted.any(1)
     share = alike.sum(1) / counted.sum(1).clamp_min(1)
-    return float(share[asked].double().mean()) if bool(asked.any()) else float("nan")
+    return float(share[asked].cpu().double().mean()) if bool(asked.any()) else float("nan")
 
 
 def rank(query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
@@ -76,7 +76,7 @@ def histogram(ranks: Int[Tensor, " q"]) -> list[int]:
 
 def spread(embedding: Float[Tensor, "n d"]) -> float:
     """1 for embeddings all over the sphere, 0 where all are the same: the sign of a collapse."""
-    return float(embedding.double().var(0, unbiased=False).sum().sqrt())
+    return float(embedding.cpu().double().var(0, unbiased=False).sum().sqrt())
 
 
 def _rank_of_last(query: Rows, rows: Rows, row: Int[Tensor, "b k"]) -> Int[Tensor, " q"]:

@@ -60,7 +60,10 @@ def vote(
     k: int,
     temperature: float | None = None,
 ) -> Int[Tensor, " q"]:
-    """The class most of the k nearest belong to. Equally near: the lower row. Equal votes: the lower class."""
+    """The class most of the k nearest belong to, on the CPU like the labels.
+
+    Equally near: the lower row. Equal votes: the lower class.
+    """
     k = min(k, len(train))
     classes = int(label.max()) + 1
     everywhere = torch.ones(len(train), dtype=torch.bool, device=train.device)
@@ -69,12 +72,11 @@ def vote(
     for part in query.split(_CHUNK):
         nobody = Own(torch.full((len(part),), UNKNOWN, device=train.device))
         near = nearest_vectors(part, train, everywhere, number, k, nobody)
-        if temperature is None:
-            weight = torch.ones_like(near, dtype=torch.float64)
-        else:
-            weight = torch.exp((train[near] @ part[:, :, None])[:, :, 0].double() / temperature)
-        votes = torch.zeros(len(part), classes, dtype=torch.float64, device=train.device)
-        chosen.append(votes.scatter_add_(1, label[near], weight).argmax(1))
+        # The few votes are counted on the CPU in double precision, which not every device has.
+        similarity = (train[near] @ part[:, :, None])[:, :, 0].cpu().double()
+        weight = torch.ones_like(similarity) if temperature is None else torch.exp(similarity / temperature)
+        votes = torch.zeros(len(part), classes, dtype=torch.float64)
+        chosen.append(votes.scatter_add_(1, label[near.cpu()], weight).argmax(1))
     return torch.cat(chosen)
 
 
@@ -88,7 +90,7 @@ def _judge(
     origin: str,
 ) -> KnnResult:
     known, query = features
-    label, truth = train.truth.to(known.device), test.truth.to(known.device)
+    label, truth = train.truth, test.truth
     ballots = {
         "1-nn": (1, None),
         f"{protocol.k}-nn": (protocol.k, None),
