@@ -21,6 +21,7 @@ from cmsf.views import crop_and_resize, sizes
 
 _THUMBNAIL = 96
 _SHOWN = 5
+_LONGEST_NAME = 16
 _RIGHT, _WRONG, _PLAIN = "#1a7f37", "#cf222e", "#57606a"
 
 
@@ -100,4 +101,6 @@ def _show(axes, split: Split, image: int, classes: Sequence[str], colour: str) -
     number = int(split.truth[image])
     if number != UNKNOWN:
         # The name is data, not mathematics: a $ in it must not be set as a formula.
-        axes.set_xlabel(classes[number], fontsize=8, color=colour, labelpad=2, parse_math=False)
+        name = classes[number]
+        shown = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+        axes.set_xlabel(shown, fontsize=8, color=colour, labelpad=2, parse_math=False)
