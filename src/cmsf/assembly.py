@@ -81,14 +81,11 @@ def make_learner(recipe: Recipe, label: Int[Tensor, " n"], device: torch.device 
     encoders = make_encoders(recipe).to(device)
     dim = encoders.dim
     constraint, knowledge = _constraint_and_knowledge(recipe, label.to(device), dim)
-    k = None if recipe.k == "all" else recipe.k
-    main = Term("constrained", constraint, k, 1 - recipe.unconstrained_weight, recipe.include_query)
-    plain = Term("unconstrained", Unconstrained(), k, recipe.unconstrained_weight, recipe.include_query)
     return Learner(
         encoders=encoders,
         bank=MemoryBank(number(recipe.bank_size), dim, knowledge.companion_dim, device=device),
         knowledge=knowledge,
-        objective=MeanShift(tuple(term for term in (plain, main) if term.weight > 0)),
+        objective=_objective(recipe, constraint),
         weak=Augmentation(number(recipe.size), (recipe.weak_crop, 1.0), flip=recipe.flip),
         strong=Augmentation(
             number(recipe.size),
@@ -127,6 +124,14 @@ def _constraint_and_knowledge(recipe: Recipe, label: Tensor, dim: int) -> tuple[
         cached = recipe.companions == "previous-epoch"
         return NearCompanion(recipe.companion_k), PreviousEpoch(len(label), dim) if cached else ThirdView(dim)
     return Unconstrained(), Nothing()
+
+
+def _objective(recipe: Recipe, constraint: Constraint) -> MeanShift:
+    k = None if recipe.k == "all" else recipe.k
+    plain_weight = 1.0 if recipe.constraint == "none" else recipe.unconstrained_weight
+    plain = Term("unconstrained", Unconstrained(), k, plain_weight, recipe.include_query)
+    constrained = Term("constrained", constraint, k, 1 - plain_weight, recipe.include_query)
+    return MeanShift(tuple(term for term in (plain, constrained) if term.weight > 0))
 
 
 def _auto_batch(images: int, bank: int) -> int:

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cmsf.errors import BadInput, did_you_mean
-from cmsf.recipe import Recipe, parse
+from cmsf.recipe import Recipe, parse, placeholder
 from cmsf.recipes import METHODS, NAMES, SCALES, explain, named
 
 
@@ -69,6 +69,7 @@ def _run(arguments: list[str]) -> int:
 def _train_parser(commands: Any) -> _Parser:
     parser: _Parser = commands.add_parser(
         "train",
+        usage="cmsf train RECIPE [--data SOURCE] [--out RUN] [--epochs N] [any setting below]",
         help="learn from images; the same command again resumes",
         description="Learn from images. The same command again goes on where the run was stopped.",
     )
@@ -88,9 +89,11 @@ def _train_parser(commands: Any) -> _Parser:
     settings = parser.add_argument_group("settings, where not as in the recipe (cmsf recipes NAME shows it)")
     for field in fields(Recipe):
         if field.name != "name":
-            flag = f"--{field.name.replace('_', '-')}"
             settings.add_argument(
-                flag, metavar="…", default=argparse.SUPPRESS, help=field.metadata["help"].replace("%", "%%")
+                f"--{field.name.replace('_', '-')}",
+                metavar=placeholder(field.name),
+                default=argparse.SUPPRESS,
+                help=field.metadata["help"],
             )
     parser.set_defaults(command=_train)
     return parser

@@ -128,6 +128,12 @@ def parse(name: str, text: str) -> Any:
     return value
 
 
+def placeholder(name: str) -> str:
+    """What a help page shows for a setting's value."""
+    short = {int: "N", float: "X", bool: "true|false", str: "NAME"}
+    return "|".join(short.get(option, str(option)) for option in _options(_kinds()[name]))
+
+
 def _kinds() -> dict[str, Any]:
     return get_type_hints(Recipe)
 
