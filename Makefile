@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# What decides the environment's contents, as a name: a checkout's new dates do not reinstall, changed contents do.
+DEPENDENCIES := $(shell cat pyproject.toml constraints.txt | cksum | tr -d ' \t')
+READY := $(VENV)/.ready-$(DEPENDENCIES)
 
 .PHONY: demo test check format venv clean
 
@@ -22,13 +25,13 @@ format: venv
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-venv: $(VENV)/.ready ## the environment alone: 5 GB, about two minutes
+venv: $(READY) ## the environment alone: 5 GB, about two minutes
 	@# A kept environment may come from another checkout: point it at this one.
 	@test "$$(cat $(VENV)/.tree 2>/dev/null)" = "$(CURDIR)" || { \
 		$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable . && \
 		printf '%s' "$(CURDIR)" > $(VENV)/.tree; }
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(READY):
 	$(PYTHON) -m venv --clear $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@printf '%s' "$(CURDIR)" > $(VENV)/.tree

@@ -5,6 +5,7 @@ from helpers import random_rows
 
 from cmsf.analysis.neighbourhood import histogram, inspect, purity, rank, spread
 from cmsf.constraints import NearCompanion, SameLabel, Unconstrained
+from cmsf.neighbours import EveryRow, search
 from cmsf.rows import UNKNOWN, Rows
 
 TRUTH = torch.randint(3, (200,), generator=torch.Generator().manual_seed(0))
@@ -19,20 +20,22 @@ def slow_purity(query: Rows, rows: Rows, sets: list[list[int]]) -> float:
     return float(sum(shares) / len(shares))
 
 
-@pytest.mark.parametrize("k", [5, None])
-def test_purity_and_rank_equal_slow_counts(k: int | None) -> None:
+@pytest.mark.parametrize("k", [5, 40, None])
+@pytest.mark.parametrize("include_query", [True, False])
+def test_purity_and_rank_equal_slow_counts(k: int | None, include_query: bool) -> None:
     rows = random_rows(60, seed=0)
     query = rows[:20]
     for constraint, related in (
         (NearCompanion(8), oracle.near_companion(query, rows, 8)),
         (SameLabel(), oracle.same_label(query, rows)),
     ):
-        sets = oracle.chosen(query, rows, related, k)
-        width = max(map(len, sets))
-        seen = inspect(query, rows, constraint, k, TRUTH)
-        everywhere = oracle.chosen(query, rows, oracle.everything(query, rows), width)
-        assert seen.purity_constrained == pytest.approx(slow_purity(query, rows, sets))
-        assert seen.purity_unconstrained == pytest.approx(slow_purity(query, rows, everywhere))
+        sets = oracle.chosen(query, rows, related, k, include_query)
+        chosen = search(query, rows, constraint(query, rows), k, include_query)
+        seen = inspect(query, rows, constraint, chosen, TRUTH, include_query)
+        everywhere = oracle.chosen(query, rows, oracle.everything(query, rows), None, include_query)
+        as_many = [line[: len(neighbours)] for line, neighbours in zip(everywhere, sets, strict=True)]
+        assert float(seen.constrained.nanmean()) == pytest.approx(slow_purity(query, rows, sets))
+        assert float(seen.unconstrained.nanmean()) == pytest.approx(slow_purity(query, rows, as_many))
         ordered = oracle.chosen(query, rows, oracle.everything(query, rows), None)
         assert seen.rank.tolist() == [1 + ordered[i].index(sets[i][-1]) for i in range(20)]
 
@@ -46,17 +49,18 @@ def test_rank_counts_from_one_for_the_query_itself() -> None:
 
 def test_without_a_constraint_the_last_neighbour_has_rank_k() -> None:
     rows = random_rows(30, seed=1)
-    seen = inspect(rows, rows, Unconstrained(), 5, TRUTH)
+    seen = inspect(rows, rows, Unconstrained(), search(rows, rows, EveryRow(), 5), TRUTH)
     assert seen.rank.tolist() == [5] * 30
-    assert seen.purity_constrained == seen.purity_unconstrained
+    assert torch.equal(seen.constrained, seen.unconstrained)
 
 
 def test_purity_leaves_out_the_query_and_whatever_has_no_known_class() -> None:
     rows = Rows(torch.eye(4, dtype=torch.float64), torch.arange(4))
     row = torch.tensor([[0, 1, 2, 3], [1, UNKNOWN, UNKNOWN, UNKNOWN]])
     truth = torch.tensor([0, 0, 1, UNKNOWN])
-    assert purity(rows[:2], rows, row, truth) == 0.5
-    assert torch.tensor(purity(rows[:2], rows, row, torch.full((4,), UNKNOWN))).isnan()
+    assert float(purity(rows[:2], rows, row, truth)[0]) == 0.5
+    assert purity(rows[:2], rows, row, truth)[1].isnan()
+    assert purity(rows[:2], rows, row, torch.full((4,), UNKNOWN)).isnan().all()
 
 
 def test_the_histogram_counts_ranks_to_a_hundred() -> None:

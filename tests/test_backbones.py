@@ -3,6 +3,7 @@ import torch
 
 from cmsf.backbones import feature_width, make_backbone
 from cmsf.encoders import Encoders
+from cmsf.errors import BadInput
 
 
 @pytest.mark.parametrize(
@@ -12,11 +13,12 @@ from cmsf.encoders import Encoders
         ("resnet18", "standard", 64),
         ("resnet18", "small", 32),
         ("mobilenetv3_small_050", "standard", 64),
+        ("vit_tiny_patch16_224", "standard", 64),
     ],
 )
 def test_a_backbone_turns_images_into_features_of_its_width(name: str, stem, side: int) -> None:
-    backbone = make_backbone(name, stem).eval()
-    assert backbone(torch.zeros(2, 3, side, side)).shape == (2, feature_width(backbone))
+    backbone = make_backbone(name, stem, side).eval()
+    assert backbone(torch.zeros(2, 3, side, side)).shape == (2, feature_width(backbone, name, side))
 
 
 def test_the_small_stem_keeps_the_resolution() -> None:
@@ -25,15 +27,20 @@ def test_the_small_stem_keeps_the_resolution() -> None:
 
 
 def test_an_unknown_backbone_is_named_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match="did you mean resnet18"):
+    with pytest.raises(BadInput, match="did you mean resnet18"):
         make_backbone("resnet81")
-    with pytest.raises(ValueError, match="--stem small"):
+    with pytest.raises(BadInput, match="--stem small"):
         make_backbone("vit_tiny_patch16_224", "small")
+
+
+def test_a_size_that_a_backbone_cannot_take_is_refused() -> None:
+    with pytest.raises(BadInput, match="does not work with images of 30 px"):
+        feature_width(make_backbone("vit_tiny_patch16_224", size=32), "vit_tiny_patch16_224", 30)
 
 
 def test_the_target_starts_as_the_online_encoder_and_follows_it() -> None:
     torch.manual_seed(0)
-    encoders = Encoders(make_backbone("small-residual"), hidden=16, dim=8)
+    encoders = Encoders(make_backbone("small-residual"), width=128, hidden=16, dim=8)
     for name, value in encoders.target.state_dict().items():
         assert torch.equal(value, encoders.online.state_dict()[name])
     before = [p.clone() for p in encoders.target.parameters()]

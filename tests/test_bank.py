@@ -51,7 +51,7 @@ def test_the_ring_does_what_a_plain_list_does(data: st.DataObject) -> None:
 
 
 def test_only_written_rows_exist() -> None:
-    bank = MemoryBank(10, 6, dtype=torch.float64)
+    bank = MemoryBank(10, 6, companion_dim=6, dtype=torch.float64)
     assert len(bank.rows()) == 0
     rows = random_rows(4, seed=0)
     bank.enqueue(rows)
@@ -85,8 +85,16 @@ def test_a_batch_larger_than_the_bank_is_refused_with_the_numbers() -> None:
         MemoryBank(4, 6).enqueue(random_rows(5, seed=0))
 
 
+def test_a_bank_neither_drops_companions_nor_makes_them_up() -> None:
+    rows = random_rows(3, seed=0)
+    with pytest.raises(ValueError, match="make it with companion_dim=6"):
+        MemoryBank(4, 6, dtype=torch.float64).enqueue(rows)
+    with pytest.raises(ValueError, match="give a row of NaN"):
+        MemoryBank(4, 6, companion_dim=6, dtype=torch.float64).enqueue(Rows(rows.embedding, rows.index))
+
+
 def test_a_saved_bank_goes_on_where_it_was() -> None:
-    first, second = MemoryBank(5, 6, dtype=torch.float64), MemoryBank(5, 6, dtype=torch.float64)
+    first, second = (MemoryBank(5, 6, companion_dim=6, dtype=torch.float64) for _ in range(2))
     first.enqueue(random_rows(3, seed=0))
     second.load_state_dict(first.state_dict())
     for bank in (first, second):
@@ -107,4 +115,5 @@ def test_the_cache_hands_out_what_it_had_before_it_learns_the_new() -> None:
 
 def test_positions_are_found_by_image_and_unknown_images_nowhere() -> None:
     rows = Rows(unit(4, 2, 0), torch.tensor([9, UNKNOWN, 3, 5]))
+    assert rows[:0].positions_of(torch.tensor([5])).tolist() == [UNKNOWN]
     assert rows.positions_of(torch.tensor([5, 4, 9, UNKNOWN, 100])).tolist() == [3, UNKNOWN, 0, UNKNOWN, UNKNOWN]

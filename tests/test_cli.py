@@ -44,8 +44,13 @@ def bars(tmp_path: Path) -> Path:
         (["train", "nothing-like-it"], "cmsf recipes lists them all"),
         (["train", "msf", "--epoch", "3"], "cmsf train has no --epoch; did you mean --epochs?"),
         (["train", "msf", "--epochs", "none"], "--epochs none will not do; it takes a whole number"),
-        (["train", "msf", "--lr=-1"], "--lr -1 is out of range; use above 0"),
+        (["train", "msf", "--lr=-1"], "--lr -1.0 is out of range; use above 0"),
         (["train", "msf", "--threads", "0"], "--threads 0 will not do"),
+        (["train", "msf", "--threads", "9" * 20], "will not do"),
+        (["train", "msf", "--k", "["], "--k [ will not do; it takes a whole number or all"),
+        (["train", "msf", "--device", "meta"], "--device meta is not to be had"),
+        (["train", "msf", "--out", "x" * 300], "will not do: File name too long"),
+        (["train", "msf", "--out", "/dev/null/run"], "cannot make the run folder /dev/null/run"),
         (["train", "msf", "--device", "abacus"], "--device abacus is not to be had"),
         (["train", "nowhere.yaml"], "there is no recipe file nowhere.yaml"),
         (["train", "msf", "--data", "nowhere"], "there is no nowhere"),
@@ -71,7 +76,10 @@ def test_a_mistake_is_named_with_the_remedy(
     ("flags", "message"),
     [
         (["--bank-size", "1000"], "--bank-size 1000 exceeds the 144 images"),
-        (["--bank-size", "1000"], "use 144 or less, or leave it out"),
+        (["--bank-size", "1000"], "use 144 or less, or auto"),
+        (["--warmup-epochs", "5", "--epochs", "5"], "leaves nothing of --epochs 5"),
+        (["--k", "all"], "pulls every image to the mean of the bank"),
+        (["--backbone", "levit_128s", "--size", "30"], "does not work with images of 30 px"),
         (["--batch-size", "500"], "--batch-size 500 exceeds the 144 images"),
         (["--batch-size", "64", "--bank-size", "40"], "--batch-size 64 exceeds --bank-size 40"),
         (["--k", "145"], "--k 145 exceeds the bank's 144 rows"),
@@ -123,6 +131,35 @@ def test_a_folder_that_holds_something_else_is_not_touched(
     assert [path.name for path in (tmp_path / "diary").iterdir()] == ["monday.txt"]
 
 
+def test_the_current_folder_can_be_the_run_if_it_is_empty(
+    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert "is not empty and holds no run" in refusal(capsys, "train", "msf-small", "--data", bars, "--out", ".")
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["train", "msf-small", "--data", str(bars), "--out", ".", *FAST]) == 0
+    assert (tmp_path / "here" / "backbone.safetensors").exists()
+
+
+def test_a_run_folder_with_foreign_files_is_refused(
+    bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "msf-small", "--data", str(bars), "--out", str(out), *FAST]) == 0
+    kept = {name: (out / name).read_bytes() for name in ("recipe.yaml", "environment.json", "data.parquet")}
+    for name, foreign, message in (
+        ("recipe.yaml", b"\xff\xfe", "cannot read the recipe"),
+        ("recipe.yaml", kept["recipe.yaml"].replace(b"size: 16", b"size: auto"), "--size auto will not do"),
+        ("environment.json", b"{}", "is not what cmsf train wrote"),
+        ("data.parquet", b"PAR1", "cannot read"),
+    ):
+        (out / name).write_bytes(foreign)
+        assert message in refusal(capsys, "evaluate", out)
+        (out / name).write_bytes(kept[name])
+    assert main(["evaluate", str(out)]) == 0
+
+
 def test_weights_of_another_architecture_are_refused(
     bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,7 +176,10 @@ def test_weights_of_another_architecture_are_refused(
         torch.save(state, path)
     assert "is of another architecture than the recipe" in refusal(capsys, *command)
     for path in (out / "checkpoints").iterdir():
-        path.write_bytes(path.read_bytes()[:1000])
+        torch.save({"encoders": 3}, path)
+    assert "is truncated or damaged; remove it" in refusal(capsys, *command)
+    for path in (out / "checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:500])
     assert "is truncated or damaged; remove it" in refusal(capsys, *command)
     weights.write_bytes(b"nothing")
     assert "cannot read" in refusal(capsys, "evaluate", out)

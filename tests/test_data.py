@@ -79,6 +79,34 @@ def test_colour_arrays_come_channels_first(tmp_path: Path) -> None:
     assert torch.equal(data.test.pictures.float().mean((0, 2, 3)), torch.tensor([0.0, 0.0, 200.0]))
 
 
+def test_labels_may_be_any_numbers_and_test_may_have_more_classes(tmp_path: Path) -> None:
+    images = np.zeros((6, 8, 8), np.uint8)
+    arrays = {"x_train": images, "y_train": np.array([7, 7, 40, 40, -1, 7]), "x_test": images[:3]}
+    np.savez(tmp_path / "odd.npz", **arrays, y_test=np.array([40, 1000, 7], np.uint16))
+    data = open_source(tmp_path / "odd.npz").load(64, seed=0)
+    assert data.classes == ("7", "40", "1000")
+    assert data.train.truth.tolist() == [0, 0, 1, 1, UNKNOWN, 0]
+    assert data.test.truth.tolist() == [1, 2, 0]
+
+
+def test_folders_are_splits_only_where_all_of_them_are(tmp_path: Path) -> None:
+    for name in ("car", "plane", "train"):
+        (tmp_path / name).mkdir()
+        for i in range(10):
+            Image.new("RGB", (20, 20), (i, 0, 0)).save(tmp_path / name / f"{i}.png")
+    data = open_source(tmp_path).load(64, seed=0)
+    assert data.classes == ("car", "plane", "train")
+    assert len(data.train) + len(data.test) == 30
+
+
+def test_a_stray_image_beside_class_folders_is_said(tmp_path: Path) -> None:
+    write_photos(tmp_path, per_class=3, classes=2)
+    Image.new("RGB", (20, 20)).save(tmp_path / "stray.png")
+    data = open_source(tmp_path).load(64, seed=0)
+    assert not data.train.labelled
+    assert "1 images lie in" in data.notes[0]
+
+
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is no"):
         open_source(tmp_path / "nowhere")
@@ -96,6 +124,22 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "short.npz", x=np.zeros((3, 4, 4), np.uint8), y=np.zeros(2, int))
     with pytest.raises(BadInput, match="3 images but labels"):
         open_source(tmp_path / "short.npz")
+    for name, y in (("negative", [-2, 0, 1]), ("huge", [2**40, 0, 1])):
+        np.savez(tmp_path / f"{name}.npz", x=np.zeros((3, 4, 4), np.uint8), y=np.array(y))
+        with pytest.raises(BadInput, match="use 0, 1, 2 … and -1 for none"):
+            open_source(tmp_path / f"{name}.npz")
+    np.savez(tmp_path / "flat.npz", x=np.zeros((3, 0, 4), np.uint8))
+    with pytest.raises(BadInput, match="no pixels"):
+        open_source(tmp_path / "flat.npz")
+    np.savez(tmp_path / "few.npz", x=np.zeros((3, 4, 4), np.uint8), y=np.arange(3), classes=np.array(["a"]))
+    with pytest.raises(BadInput, match="1 names, and the highest label is 2"):
+        open_source(tmp_path / "few.npz")
+    (tmp_path / "empty.npz").touch()
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    (tmp_path / "one.npy").replace(tmp_path / "one.npz")
+    for name in ("empty", "one"):
+        with pytest.raises(BadInput, match="plain arrays"):
+            open_source(tmp_path / f"{name}.npz")
     np.savez(tmp_path / "object.npz", x=np.array([{}], dtype=object))
     with pytest.raises(BadInput, match="plain arrays"):
         open_source(tmp_path / "object.npz")

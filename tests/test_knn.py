@@ -11,7 +11,7 @@ from cmsf.errors import BadInput
 from cmsf.evaluation import evaluate_knn, evaluate_pixels
 from cmsf.evaluation import features as features_module
 from cmsf.evaluation.features import extract
-from cmsf.evaluation.knn import vote
+from cmsf.evaluation.knn import Ballot, classify
 
 
 def slow_vote(query: Tensor, train: Tensor, label: Tensor, k: int, temperature: float | None) -> list[int]:
@@ -30,16 +30,16 @@ def slow_vote(query: Tensor, train: Tensor, label: Tensor, k: int, temperature: 
 def test_votes_equal_a_slow_count(k: int, temperature: float | None) -> None:
     train, query = unit(120, 5, 0), unit(60, 5, 1)
     label = torch.randint(6, (120,), generator=torch.Generator().manual_seed(0))
-    assert vote(query, train, label, k, temperature).tolist() == slow_vote(query, train, label, k, temperature)
+    ballots = {"asked": Ballot(k, temperature), "another": Ballot(30)}
+    assert classify(query, train, label, ballots)["asked"].tolist() == slow_vote(query, train, label, k, temperature)
 
 
 def test_equal_distances_go_to_the_lower_row_and_equal_votes_to_the_lower_class() -> None:
     train = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     label = torch.tensor([2, 1, 1, 0])
     query = torch.tensor([[1.0, 0.0]])
-    assert vote(query, train, label, 1).tolist() == [2]
-    assert vote(query, train, label, 2).tolist() == [1]
-    assert vote(query, train, label, 3).tolist() == [1]
+    guesses = classify(query, train, label, {str(k): Ballot(k) for k in (1, 2, 3)})
+    assert {k: guess.tolist() for k, guess in guesses.items()} == {"1": [2], "2": [1], "3": [1]}
 
 
 def network() -> nn.Module:
@@ -50,7 +50,9 @@ def network() -> nn.Module:
 def test_a_result_records_all_that_is_needed_to_repeat_it() -> None:
     result = evaluate_knn(network(), noise(60, 30), 12, "cpu")
     assert set(result.accuracy) == {"1-nn", "20-nn", "20-nn weighted"}
-    assert {"k", "temperature", "vote", "layer", "transform", "train images", "test images"} <= set(result.protocol)
+    assert {"votes", "layer", "transform", "train images", "test images", "classes"} <= set(result.protocol)
+    assert result.protocol["votes"]["1-nn"] == {"k": 1, "vote": "majority", "temperature": None}
+    assert result.protocol["votes"]["20-nn weighted"]["temperature"] == 0.07
     assert result.protocol["train images"] == 60
     assert result.protocol["test images"] == 30
 

@@ -1,7 +1,7 @@
 """Whole training steps against the method written out by hand, with lists for bank and cache."""
 
 import copy
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import oracle
 import pytest
@@ -13,7 +13,7 @@ from cmsf.assembly import make_learner
 from cmsf.encoders import Encoders
 from cmsf.knowledge import PreviousEpoch, ThirdView
 from cmsf.learner import STRONG, THIRD, WEAK, Learner
-from cmsf.recipe import Recipe
+from cmsf.recipe import Recipe, Resolved
 from cmsf.recipes import METHODS
 from cmsf.rows import Rows
 
@@ -34,14 +34,13 @@ class TinyNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.num_features = 8
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 8), nn.BatchNorm1d(8), nn.ReLU()).double()
 
     def forward(self, images: Tensor) -> Tensor:
         return self.layers(images.double())
 
 
-def make(variant: str) -> tuple[Recipe, Learner]:
+def make(variant: str) -> tuple[Resolved, Learner]:
     changes = dict(VARIANTS[variant])
     recipe = METHODS[changes.pop("method", variant)](
         Recipe(
@@ -56,14 +55,15 @@ def make(variant: str) -> tuple[Recipe, Learner]:
     )
     # k and k' small enough to leave somebody out of a bank of nine.
     recipe = replace(recipe, k=recipe.k if recipe.k in (1, "all") else 3, companion_k=4, **changes)
-    learner = make_learner(recipe, LABEL, "cpu")
+    resolved = Resolved(**asdict(recipe))
+    learner = make_learner(resolved, LABEL, "cpu")
     torch.manual_seed(SEED)
-    learner.encoders = Encoders(TinyNet(), 7, 5).double()
+    learner.encoders = Encoders(TinyNet(), 8, 7, 5).double()
     learner.bank.double()
     if isinstance(learner.knowledge, PreviousEpoch):
         learner.knowledge.cache.embedding = learner.knowledge.cache.embedding.double()
     learner.optimiser = torch.optim.SGD(learner.encoders.learning(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
-    return recipe, learner
+    return resolved, learner
 
 
 class ByHand:
@@ -171,7 +171,3 @@ def test_a_third_view_is_neither_of_the_two_others() -> None:
     query, _ = learner.step(PICTURES[:4], torch.arange(4), 0, TARGET)
     assert query.has_companion.all()
     assert ((query.companion - query.embedding).norm(dim=1) > 1e-3).all()
-
-
-def test_true_classes_are_no_column_of_rows() -> None:
-    assert list(Rows.__dataclass_fields__) == ["embedding", "index", "label", "companion"]

@@ -106,10 +106,25 @@ def test_the_loss_is_a_mean_squared_distance_for_unit_vectors() -> None:
 
 def test_a_query_that_is_not_in_the_bank_is_named() -> None:
     rows = random_rows(10, seed=0)
-    bank = MemoryBank(10, 6, dtype=torch.float64)
+    bank = MemoryBank(10, 6, companion_dim=6, dtype=torch.float64)
     bank.enqueue(rows[:9])
     with pytest.raises(ValueError, match=f"1 of 10 queries .*image {int(rows.index[9])}\\) are not in the bank"):
         constrained_mean_shift(unit(10, 6, 0), rows, bank)
+
+
+def test_a_query_whose_row_was_enqueued_otherwise_is_named() -> None:
+    rows = random_rows(10, seed=0)
+    bank = MemoryBank(10, 6, dtype=torch.float64)
+    bank.enqueue(Rows(rows.embedding, rows.index))  # the labels were forgotten
+    with pytest.raises(ValueError, match=r"10 of 10 queries .* are not related to their own rows"):
+        constrained_mean_shift(unit(10, 6, 0), rows, bank, SameLabel())
+
+
+def test_two_rows_of_an_image_are_refused() -> None:
+    rows = random_rows(10, seed=0)
+    twice = Rows(rows.embedding, torch.arange(10) % 9)
+    with pytest.raises(ValueError, match="an image has two rows"):
+        constrained_mean_shift(unit(10, 6, 0), twice, twice)
 
 
 def test_a_bank_and_its_rows_are_searched_alike() -> None:

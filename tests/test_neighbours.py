@@ -106,7 +106,33 @@ def test_cutting_the_search_into_blocks_changes_nothing(
     assert torch.equal(whole.row, blocks.row)
 
 
-def test_labels_that_are_not_there_are_asked_for() -> None:
+def test_a_column_that_is_not_there_is_asked_for() -> None:
     rows = random_rows(5, seed=0)
-    with pytest.raises(ValueError, match="no labels"):
-        search(rows, Rows(rows.embedding, rows.index), SameLabel()(rows, rows), 2)
+    bare = Rows(rows.embedding, rows.index)
+    for query, bank in ((rows, bare), (bare, rows)):
+        with pytest.raises(ValueError, match="SameLabel needs labels"):
+            SameLabel()(query, bank)
+        with pytest.raises(ValueError, match="NearCompanion needs companions"):
+            NearCompanion(3)(query, bank)
+
+
+@pytest.mark.parametrize("name", CONSTRAINTS)
+@pytest.mark.parametrize("k", [3, None])
+@pytest.mark.parametrize("include_query", [True, False])
+def test_what_is_in_rows_that_do_not_exist_never_shows(name: str, k: int | None, include_query: bool) -> None:
+    constraint, _ = CONSTRAINTS[name]
+    rows = with_holes(random_rows(25, seed=4), every=2)
+    query = queries(rows, 6)
+    before = search(query, rows, constraint(query, rows), k, include_query)
+    rows.embedding[~rows.exists] = torch.nan
+    after = search(query, rows, constraint(query, rows), k, include_query)
+    assert after.mean.isfinite().all()
+    torch.testing.assert_close(after.mean, before.mean, rtol=0, atol=0)
+
+
+def test_a_row_that_is_not_allowed_is_not_chosen_even_by_itself() -> None:
+    vectors = unit(6, 4, 0)
+    allowed = torch.tensor([False, True, True, True, True, True])
+    found = nearest_vectors(vectors[:1], vectors, allowed, torch.arange(6), 6, Own(torch.tensor([0])))
+    assert 0 not in found[0].tolist()
+    assert found[0, -1] == UNKNOWN

@@ -61,6 +61,10 @@ def test_every_field_and_method_is_explained() -> None:
         ("lr", "fast", "--lr fast will not do; it takes a number"),
         ("lr", "nan", "out of range"),
         ("lr", "inf", "will not do"),
+        ("k", "[", "it takes a whole number or all"),
+        ("epochs", "1:01", "it takes a whole number"),
+        ("seed", "9" * 30, "it takes a whole number"),
+        ("size", "100000000", "at most 1024"),
         ("k", "some", "it takes a whole number or all"),
         ("k", "true", "it takes a whole number or all"),
         ("constraint", "labels", "it takes none or label or companion"),
@@ -78,7 +82,7 @@ def test_a_wrong_value_is_refused_with_what_would_do(flag: str, text: str, messa
 @pytest.mark.parametrize(
     ("flag", "text", "value"), [("lr", "1e-3", 0.001), ("k", "all", "all"), ("bank_size", "auto", "auto")]
 )
-def test_flags_are_read_as_yaml_is(flag: str, text: str, value: object) -> None:
+def test_flags_are_read_as_what_they_stand_for(flag: str, text: str, value: object) -> None:
     assert parse(flag, text) == value
 
 
@@ -89,6 +93,7 @@ def test_flags_are_read_as_yaml_is(flag: str, text: str, value: object) -> None:
         ("- 1", "is no recipe"),
         ("1: 2", "is no recipe"),
         ("epoch: 3", "did you mean epochs"),
+        ("name: ../../elsewhere", "cannot be called"),
         ("!!python/object/apply:os.system ['true']", "is no YAML"),
     ],
 )

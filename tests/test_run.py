@@ -16,8 +16,10 @@ from safetensors.torch import load_file
 
 import cmsf
 from cmsf import checkpoint
+from cmsf.learner import Learner
 from cmsf.metrics import TIMING_FIELDS
 from cmsf.recipes import METHODS
+from cmsf.schedule import Schedule
 from cmsf.screen import Screen
 from cmsf.training import Stopped
 
@@ -72,7 +74,7 @@ class StopAt(Screen):
         super().__init__(quiet=True)
         self.at, self.signal_number = step, signal_number
 
-    def step(self, step: int, epoch: int, line: Any, speed: float) -> None:
+    def step(self, step: int, line: Any) -> None:
         if step == self.at:
             os.kill(os.getpid(), self.signal_number)
 
@@ -106,6 +108,7 @@ def test_a_run_folder_holds_what_it_should(bars: Path, tmp_path: Path) -> None:
     wanted = {"loss", "loss_unconstrained", "loss_constrained", "purity_unconstrained", "purity_constrained"}
     wanted |= {"rank_mean", "rank_median", "spread", "lr", "images_per_second"}
     assert wanted <= set(steps[0])
+    assert wanted <= set(epochs[0])
     assert len(epochs[0]["rank_histogram"]) == 100
     assert [line["step"] for line in steps] == [2, 4, 6, 8, 10, 12]
     for line in steps:
@@ -145,6 +148,47 @@ def test_a_stopped_run_resumes_bit_for_bit(method: str, stopped_at: int, bars: P
     assert_same_run(whole, cmsf.train(*arguments, tmp_path / "parts", quiet=True, **TINY))
 
 
+def test_a_run_follows_its_schedule_and_takes_every_epoch_in_another_order(
+    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, list[int], float, float]] = []
+    step = Learner.step
+
+    def watched(learner: Learner, pictures: Any, index: torch.Tensor, epoch: int, momentum: float) -> Any:
+        lr = learner.optimiser.param_groups[0]["lr"]
+        seen.append((epoch, index.tolist(), lr, momentum))
+        return step(learner, pictures, index, epoch, momentum)
+
+    monkeypatch.setattr(Learner, "step", watched)
+    changes = TINY | {"target_momentum": 0.5, "target_momentum_end": 0.9, "warmup_epochs": 1}
+    run = cmsf.train("msf-small", bars, tmp_path / "run", quiet=True, **changes)
+    schedule = Schedule(run.recipe, steps_per_epoch=4)
+    assert [lr for _, _, lr, _ in seen] == [schedule.lr(i) for i in range(12)]
+    assert [momentum for *_, momentum in seen] == [schedule.target_momentum(i) for i in range(12)]
+    orders = [[image for epoch, index, *_ in seen if epoch == number for image in index] for number in range(3)]
+    assert all(len(set(order)) == len(order) == 128 for order in orders)
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_the_saved_network_is_the_online_one(bars: Path, tmp_path: Path) -> None:
+    run = cmsf.train("msf-small", bars, tmp_path / "run", quiet=True, **TINY)
+    trained = state(run)["encoders"]
+    for name, value in load_file(run.folder.backbone_file).items():
+        assert torch.equal(value, trained[f"online.backbone.{name}"])
+    assert not torch.equal(trained["online.backbone.stem.0.weight"], trained["target.backbone.stem.0.weight"])
+
+
+@pytest.mark.parametrize("method", ["byol", "msf", "cmsf-self"])
+def test_the_truth_cannot_reach_a_loss_that_is_not_told_it(method: str, bars: Path, tmp_path: Path) -> None:
+    arrays = dict(np.load(bars))
+    shuffled = tmp_path / "bars.npz"
+    np.savez(shuffled, **(arrays | {"y": np.random.default_rng(0).permutation(arrays["y"])}))
+    true = cmsf.train(f"{method}-small", bars, tmp_path / "true", quiet=True, **TINY)
+    false = cmsf.train(f"{method}-small", shuffled, tmp_path / "false", quiet=True, **TINY)
+    assert_same(load_file(true.folder.backbone_file), load_file(false.folder.backbone_file))
+    assert true.evaluate("knn") != false.evaluate("knn")
+
+
 def test_the_number_in_training_is_the_number_afterwards(bars: Path, tmp_path: Path) -> None:
     run = cmsf.train("cmsf-self-small", bars, tmp_path / "run", quiet=True, **TINY)
     shown = metrics(run, "epoch")[-1]
@@ -152,7 +196,7 @@ def test_the_number_in_training_is_the_number_afterwards(bars: Path, tmp_path: P
     assert accuracy == {name: shown[name] for name in accuracy}
     saved = json.loads((run.path / "results" / "knn.json").read_text())
     assert saved["accuracy"] == accuracy
-    assert saved["protocol"]["temperature"] == 0.07
+    assert saved["protocol"]["votes"]["20-nn weighted"]["temperature"] == 0.07
 
 
 def test_a_loaded_backbone_is_a_plain_module_in_eval_mode(bars: Path, tmp_path: Path) -> None:
@@ -186,8 +230,70 @@ def test_unlabelled_images_are_learned_from_and_not_judged(tmp_path: Path) -> No
     assert run.folder.neighbours_picture.exists()
 
 
+def test_partly_labelled_images_have_a_purity_over_those_that_are(tmp_path: Path) -> None:
+    arrays = dict(np.load(write_npz(tmp_path / "bars.npz")))
+    arrays["y"][20:] = -1
+    np.savez(tmp_path / "some.npz", **arrays)
+    run = cmsf.train("cmsf-sup-small", tmp_path / "some.npz", tmp_path / "run", quiet=True, **TINY)
+    assert all(0 <= line["purity_constrained"] <= 1 for line in metrics(run, "epoch"))
+
+
+def test_images_that_have_changed_since_are_refused(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", per_class=15, classes=3, side=24)
+    changes = {"epochs": 2, "log_every": 1}
+    with pytest.raises(Stopped):
+        cmsf.train("msf", photos, tmp_path / "stopped", screen=StopAt(2, signal.SIGINT), **changes)
+    run = cmsf.train("msf", photos, tmp_path / "run", quiet=True, **changes)
+    (photos / "class 0" / "new.jpg").write_bytes(next(photos.rglob("*.jpg")).read_bytes())
+    with pytest.raises(cmsf.BadInput, match=r"have changed since \(45 then, 46 now"):
+        run.evaluate("knn")
+    (photos / "class 0" / "new.jpg").replace(photos / "class 1" / "new.jpg")
+    next((photos / "class 1").glob("0*.jpg")).unlink()
+    with pytest.raises(cmsf.BadInput, match=r"have changed since \(45 then, 45 now"):
+        cmsf.train("msf", photos, tmp_path / "stopped", quiet=True, **changes)
+
+
+def test_two_processes_do_not_train_the_same_run(bars: Path, tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        cmsf.train("msf-small", bars, tmp_path / "run", screen=StopAt(2, signal.SIGINT), **TINY)
+    folder = cmsf.Run(tmp_path / "run").folder
+    with folder.locked(), pytest.raises(cmsf.BadInput, match=f"is being trained by process {os.getpid()}"):
+        cmsf.train("msf-small", bars, tmp_path / "run", quiet=True, **TINY)
+    cmsf.train("msf-small", bars, tmp_path / "run", quiet=True, **TINY)
+
+
+def test_a_resume_with_other_threads_says_what_that_means(
+    bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Stopped):
+        cmsf.train("msf-small", bars, tmp_path / "run", screen=StopAt(2, signal.SIGINT), **TINY)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        cmsf.train("msf-small", bars, tmp_path / "run", **TINY)
+    finally:
+        torch.set_num_threads(threads)
+    assert f"threads was {threads} and is {threads + 1}: the run will not equal" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_laid_down_is_not_half_there(
+    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", full_disk)
+    with pytest.raises(cmsf.BadInput, match="No space left on device"):
+        cmsf.train("msf-small", bars, tmp_path / "runs" / "run", quiet=True, **TINY)
+    assert not list((tmp_path / "runs").iterdir())
+
+
 def test_a_finished_run_is_left_as_it_is(bars: Path, tmp_path: Path) -> None:
     run = cmsf.train("msf-small", bars, tmp_path / "run", quiet=True, **TINY)
-    before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path.is_file()}
+
+    def dates() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in run.path.rglob("[!.]*") if path.is_file()}
+
+    before = dates()
     cmsf.train("msf-small", bars, tmp_path / "run", quiet=True, **TINY)
-    assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path.is_file()} == before
+    assert dates() == before

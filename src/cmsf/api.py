@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cmsf.assembly import LARGEST_SMALL_IMAGE, make_encoders, number, resolve, view_size
+from cmsf.assembly import LARGEST_SMALL_IMAGE, make_encoders, make_learner, resolve, view_size
 from cmsf.data import SAMPLE, Dataset, open_source
 from cmsf.errors import BadInput
 from cmsf.evaluation import KnnResult, evaluate_knn, evaluate_pixels
@@ -29,7 +28,7 @@ class Run:
     """A finished or unfinished run on the disk."""
 
     def __init__(self, path: str | Path) -> None:
-        self.folder = RunFolder(Path(path))
+        self.folder = RunFolder(Path(path).expanduser())
         self.recipe = self.folder.recipe()
 
     @property
@@ -41,33 +40,44 @@ class Run:
         return self.folder.load_backbone(device)
 
     def data(self, data: str | Path | None = None) -> Dataset:
-        """The images of the run, or others, as the run sees them."""
-        spec = self.folder.environment().get("data", SAMPLE) if data is None else data
-        return open_source(spec).load(_STORED * number(self.recipe.size), self.recipe.seed)
+        """The images of the run, which must not have changed since, or others; as the run sees them."""
+        spec = self.folder.environment()["data"] if data is None else data
+        images = open_source(spec).load(_STORED * self.recipe.size, self.recipe.seed)
+        if data is None:
+            self.folder.check_same_images(images)
+        return images
 
     def evaluate(self, metric: str = "knn", data: str | Path | None = None, device: str = "auto") -> dict[str, float]:
-        """Per cent by vote, e.g. {"1-nn": 81.2, "20-nn": 83.0, …}; written with its protocol to results/knn.json."""
+        """Per cent by vote, e.g. {"1-nn": 81.2, "20-nn": 83.0, …}; written with its protocol to results/."""
         if metric != "knn":
             raise BadInput(f"there is no evaluation {metric!r}; use knn")
-        where = pick_device(device)
-        result = evaluate_knn(self.backbone(where), self.data(data), number(self.recipe.size), where)
-        self._save(result, self.folder.environment()["data"] if data is None else str(data))
+        images, where = self.data(data), pick_device(device)
+        result = evaluate_knn(self.backbone(where), images, self.recipe.size, where)
+        weights = hashlib.sha256(self.folder.backbone_file.read_bytes()).hexdigest()
+        self._save(result, data, {"weights_sha256": weights})
         return result.accuracy
 
     def references(self, data: str | Path | None = None, device: str = "auto") -> dict[str, dict[str, float]]:
         """The same evaluation of raw pixels and of the network before training: what learning has to beat."""
-        images, size = self.data(data), number(self.recipe.size)
-        where = pick_device(device)
+        images, where = self.data(data), pick_device(device)
         untrained = make_encoders(self.recipe).online.backbone.to(where)
-        return {
-            "raw pixels": evaluate_pixels(images, size).accuracy,
-            "untrained encoder": evaluate_knn(untrained, images, size, where).accuracy,
+        results = {
+            "raw pixels": evaluate_pixels(images, self.recipe.size),
+            "untrained encoder": evaluate_knn(untrained, images, self.recipe.size, where),
         }
+        for name, result in results.items():
+            self._save(result, data, {"of": name})
+        return {name: result.accuracy for name, result in results.items()}
 
-    def _save(self, result: KnnResult, data: str) -> None:
-        weights = hashlib.sha256(self.folder.backbone_file.read_bytes()).hexdigest()
-        about = {"metric": "knn", "data": data, "recipe": self.recipe.name, "weights_sha256": weights}
-        self.folder.save_result("knn", about | asdict(result))
+    def result_file(self, data: str | Path | None = None, of: str = "") -> Path:
+        """Where an evaluation is written: results/knn.json, with the names of other data and of a reference added."""
+        names = ["knn", "" if data is None else Path(data).expanduser().resolve().stem, of.replace(" ", "-")]
+        return self.path / "results" / f"{'-'.join(filter(None, names))}.json"
+
+    def _save(self, result: KnnResult, data: str | Path | None, about: dict[str, str]) -> None:
+        spec = self.folder.environment()["data"] if data is None else _lasting_name(data)
+        known = {"metric": "knn", "data": spec, "recipe": self.recipe.name} | about
+        self.folder.save_result(self.result_file(data, about.get("of", "")), known | asdict(result))
 
 
 def train(
@@ -88,37 +98,38 @@ def train(
     changes: any field of the recipe, e.g. epochs=100.
     """
     screen = screen or Screen(quiet=quiet)
-    # A name nobody knows is refused before any image is read.
-    if isinstance(recipe, str) and recipe not in METHODS:
-        recipe = find(recipe, small_images=True)
+    where = pick_device(device)
     source = open_source(data)
     side = source.typical_side()
     if isinstance(recipe, str):
-        bare, recipe = recipe, find(recipe, small_images=side <= LARGEST_SMALL_IMAGE)
-        screen.say(f"{bare} is {recipe.name} here: the images are {side} px on their shorter side")
+        name, recipe = recipe, find(recipe, small_images=side <= LARGEST_SMALL_IMAGE)
+        if name in METHODS:
+            screen.say(f"{name} is {recipe.name} here: the images are {side} px on their shorter side")
     recipe = recipe.changed(changes)
-    if not isinstance(out, str | Path):
-        out = Path("runs") / recipe.name
-    folder = RunFolder(Path(out).expanduser())
-    _check_free(folder)
+    folder = RunFolder(Path("runs") / recipe.name if out is None else Path(out).expanduser())
+    folder.check_free()
 
-    chosen_device = pick_device(device)
     images = source.load(_STORED * view_size(recipe, side), recipe.seed)
-    recipe = resolve(recipe, images, side)
+    resolved = resolve(recipe, images, side)
     screen.say(
         f"{images.name}: {len(images.train)} training images"
         f"{f', {len(images.classes)} classes' if images.classes else ', no labels'}; test: {images.test_origin}"
     )
-    environment = describe_environment(_lasting_name(data), recipe, str(chosen_device))
-    if folder.exists():
-        for difference in folder.check_same(recipe, environment):
-            screen.say(f"{difference}: the run will not equal an uninterrupted one bit for bit")
-        if folder.backbone_file.exists():
+    for note in images.notes:
+        screen.say(note)
+    environment = describe_environment(_lasting_name(data), resolved, str(where))
+    differences = folder.check_same_recipe(resolved, environment) if folder.exists() else []
+    learner = make_learner(resolved, images.train.truth, where)  # what cannot be built leaves no folder behind
+    if not folder.exists():
+        folder.create(resolved, environment, images)
+    with folder.locked():
+        folder.check_same_images(images)
+        if folder.complete():
             screen.say(f"{folder.path} is complete already")
             return Run(folder.path)
-    else:
-        _create(folder, recipe, environment, images)
-    Training(recipe, images, folder, chosen_device, screen).run()
+        for difference in differences:
+            screen.say(f"{difference}: the run will not equal an uninterrupted one bit for bit")
+        Training(resolved, learner, images, folder, screen).run()
     return Run(folder.path)
 
 
@@ -133,8 +144,8 @@ def pick_device(name: str) -> torch.device:
         return torch.device(best)
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise BadInput(f"--device {name} is not to be had: {str(error).splitlines()[0]}; use auto or cpu") from None
     return device
 
@@ -142,19 +153,3 @@ def pick_device(name: str) -> torch.device:
 def _lasting_name(data: str | Path | None) -> str:
     """The data's name as it will be found from another working directory."""
     return SAMPLE if data is None or str(data) == SAMPLE else str(Path(data).expanduser().resolve())
-
-
-def _check_free(folder: RunFolder) -> None:
-    if folder.path.exists() and not folder.exists():
-        if not folder.path.is_dir():
-            raise BadInput(f"--out {folder.path} is a file; give a folder")
-        if any(folder.path.iterdir()):
-            raise BadInput(f"--out {folder.path} is not empty and holds no run; choose another folder")
-
-
-def _create(folder: RunFolder, recipe: Recipe, environment: dict[str, Any], images: Dataset) -> None:
-    """Make the folder under another name first, so that a run folder is never half there."""
-    draft = RunFolder(folder.path.with_name(f".{folder.path.name}.part"))
-    shutil.rmtree(draft.path, ignore_errors=True)
-    draft.create(recipe, environment, images)
-    draft.path.replace(folder.path)

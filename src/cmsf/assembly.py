@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict
 
 import torch
 from jaxtyping import Int
@@ -17,7 +17,7 @@ from cmsf.errors import BadInput
 from cmsf.knowledge import GivenLabels, Knowledge, Nothing, PreviousEpoch, ThirdView
 from cmsf.learner import Learner
 from cmsf.objectives import MeanShift, Term
-from cmsf.recipe import AUTO, Recipe
+from cmsf.recipe import AUTO, Recipe, Resolved
 from cmsf.rows import UNKNOWN
 from cmsf.views import Augmentation
 
@@ -26,38 +26,38 @@ _LARGEST_AUTO_BANK = 128_000
 _LARGEST_AUTO_BATCH = 256
 
 
-def resolve(recipe: Recipe, data: Dataset, typical_side: int) -> Recipe:
+def resolve(recipe: Recipe, data: Dataset, typical_side: int) -> Resolved:
     """The recipe with a number for every `auto`, or one message that says what does not fit the data."""
     images = len(data.train)
-    size = view_size(recipe, typical_side)
+    if images < 2:
+        raise BadInput(f"{data.name} has {images} training images; two are the least to learn from")
     bank = min(_LARGEST_AUTO_BANK, images) if recipe.bank_size == AUTO else recipe.bank_size
     if bank > images:
         raise BadInput(
             f"--bank-size {bank} exceeds the {images} images, and a row per image is all a bank can hold; "
-            f"use {images} or less, or leave it out"
+            f"use {images} or less, or auto"
         )
     batch = _auto_batch(images, bank) if recipe.batch_size == AUTO else recipe.batch_size
     if batch > images:
-        raise BadInput(
-            f"--batch-size {batch} exceeds the {images} images; use {_auto_batch(images, bank)}, or leave it out"
-        )
+        raise BadInput(f"--batch-size {batch} exceeds the {images} images; use {_auto_batch(images, bank)}, or auto")
     if batch > bank:
         raise BadInput(f"--batch-size {batch} exceeds --bank-size {bank}, which must hold a batch; use {bank} or less")
-    if recipe.k != "all" and recipe.k > bank:
-        raise BadInput(f"--k {recipe.k} exceeds the bank's {bank} rows; use {bank} or less, or all")
-    if recipe.constraint == "companion" and recipe.companion_k > bank:
-        raise BadInput(f"--companion-k {recipe.companion_k} exceeds the bank's {bank} rows; use {bank} or less")
+    _check_neighbours(recipe, bank)
     if recipe.constraint == "label":
         _check_labels(recipe, data)
-    width = feature_width(make_backbone(recipe.backbone, recipe.stem))
-    return replace(
-        recipe,
-        size=size,
-        bank_size=bank,
-        batch_size=batch,
-        projection_hidden=2 * width if recipe.projection_hidden == AUTO else recipe.projection_hidden,
-        projection_dim=max(2, width // 4) if recipe.projection_dim == AUTO else recipe.projection_dim,
-    )
+    if recipe.warmup_epochs >= recipe.epochs:
+        raise BadInput(f"--warmup-epochs {recipe.warmup_epochs} leaves nothing of --epochs {recipe.epochs}; use fewer")
+    size = view_size(recipe, typical_side)
+    with torch.random.fork_rng(devices=[]):
+        width = feature_width(make_backbone(recipe.backbone, recipe.stem, size), recipe.backbone, size)
+    numbers = {
+        "size": size,
+        "bank_size": bank,
+        "batch_size": batch,
+        "projection_hidden": 2 * width if recipe.projection_hidden == AUTO else recipe.projection_hidden,
+        "projection_dim": max(2, width // 4) if recipe.projection_dim == AUTO else recipe.projection_dim,
+    }
+    return Resolved(**(asdict(recipe) | numbers))
 
 
 def view_size(recipe: Recipe, typical_side: int) -> int:
@@ -66,29 +66,34 @@ def view_size(recipe: Recipe, typical_side: int) -> int:
     return max(8, typical_side) if typical_side <= LARGEST_SMALL_IMAGE else 128
 
 
-def make_encoders(recipe: Recipe) -> Encoders:
+def empty_backbone(recipe: Resolved) -> nn.Module:
+    """The recipe's network, to load weights into."""
+    backbone = make_backbone(recipe.backbone, recipe.stem, recipe.size)
+    return backbone.to(memory_format=torch.channels_last)
+
+
+def make_encoders(recipe: Resolved) -> Encoders:
     """Encoders with the starting weights that the seed decides."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        encoders = Encoders(
-            make_backbone(recipe.backbone, recipe.stem), number(recipe.projection_hidden), number(recipe.projection_dim)
-        )
-    return encoders.to(memory_format=torch.channels_last)
+        backbone = empty_backbone(recipe)
+        width = feature_width(backbone, recipe.backbone, recipe.size)
+        return Encoders(backbone, width, recipe.projection_hidden, recipe.projection_dim)
 
 
-def make_learner(recipe: Recipe, label: Int[Tensor, " n"], device: torch.device | str) -> Learner:
+def make_learner(recipe: Resolved, label: Int[Tensor, " n"], device: torch.device | str) -> Learner:
     """The learner of a resolved recipe, for as many images as there are labels."""
     encoders = make_encoders(recipe).to(device)
     dim = encoders.dim
     constraint, knowledge = _constraint_and_knowledge(recipe, label.to(device), dim)
     return Learner(
         encoders=encoders,
-        bank=MemoryBank(number(recipe.bank_size), dim, knowledge.companion_dim, device=device),
+        bank=MemoryBank(recipe.bank_size, dim, knowledge.companion_dim, device=device),
         knowledge=knowledge,
         objective=_objective(recipe, constraint),
-        weak=Augmentation(number(recipe.size), (recipe.weak_crop, 1.0), flip=recipe.flip),
+        weak=Augmentation(recipe.size, (recipe.weak_crop, 1.0), flip=recipe.flip),
         strong=Augmentation(
-            number(recipe.size),
+            recipe.size,
             (recipe.strong_crop, 1.0),
             flip=recipe.flip,
             jitter=recipe.jitter,
@@ -104,17 +109,6 @@ def make_learner(recipe: Recipe, label: Int[Tensor, " n"], device: torch.device 
         ),
         seed=recipe.seed,
     )
-
-
-def empty_backbone(recipe: Recipe) -> nn.Module:
-    """The recipe's network, to load weights into."""
-    return make_backbone(recipe.backbone, recipe.stem).to(memory_format=torch.channels_last)
-
-
-def number(value: int | str) -> int:
-    """A resolved setting."""
-    assert isinstance(value, int), f"{value!r} is not resolved"
-    return value
 
 
 def _constraint_and_knowledge(recipe: Recipe, label: Tensor, dim: int) -> tuple[Constraint, Knowledge]:
@@ -140,6 +134,16 @@ def _auto_batch(images: int, bank: int) -> int:
     while batch > 2 and batch > min(bank, images // 4):
         batch //= 2
     return batch
+
+
+def _check_neighbours(recipe: Recipe, bank: int) -> None:
+    if recipe.k == "all":
+        if recipe.constraint == "none" or recipe.unconstrained_weight > 0:
+            raise BadInput("--k all without a constraint pulls every image to the mean of the bank; use a number")
+    elif recipe.k > bank:
+        raise BadInput(f"--k {recipe.k} exceeds the bank's {bank} rows; use {bank} or less")
+    if recipe.constraint == "companion" and recipe.companion_k > bank:
+        raise BadInput(f"--companion-k {recipe.companion_k} exceeds the bank's {bank} rows; use {bank} or less")
 
 
 def _check_labels(recipe: Recipe, data: Dataset) -> None:

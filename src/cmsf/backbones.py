@@ -13,27 +13,50 @@ from cmsf.errors import BadInput, did_you_mean
 
 Stem = Literal["standard", "small"]
 SMALL_RESIDUAL = "small-residual"
+_MISFITS = (ArithmeticError, AssertionError, IndexError, RuntimeError, TypeError, ValueError)
+"""What other people's networks raise for images of a size they were not made for."""
 
 
-def make_backbone(name: str, stem: Stem = "standard") -> nn.Module:
-    """A network that turns (b, 3, h, w) into (b, features); its width is `feature_width(backbone)`."""
+def make_backbone(name: str, stem: Stem = "standard", size: int = 224) -> nn.Module:
+    """A network that turns (b, 3, size, size) into (b, features)."""
     if name == SMALL_RESIDUAL:
         return SmallResidualNet()
     if not timm.is_model(name):
         known = [SMALL_RESIDUAL, *timm.list_models()]
         hint = did_you_mean(name, known, f"use {SMALL_RESIDUAL} or a name of timm.list_models()")
         raise BadInput(f"no backbone is called {name!r}; {hint}")
-    backbone = timm.create_model(name, pretrained=False, num_classes=0)
+    try:
+        # A network with position embeddings has to be told the size; a convolutional one does not take it.
+        backbone = timm.create_model(name, pretrained=False, num_classes=0, img_size=size)
+    except TypeError:
+        backbone = timm.create_model(name, pretrained=False, num_classes=0)
+    except _MISFITS as error:
+        raise BadInput(_no_fit(name, size, error)) from None
     if stem == "small":
         _use_small_stem(backbone, name)
     return backbone
 
 
-def feature_width(backbone: nn.Module) -> int:
-    """How many features come out; timm calls it head_hidden_size where a layer follows the pooling."""
-    width = getattr(backbone, "head_hidden_size", None) or backbone.num_features
-    assert isinstance(width, int)
-    return width
+@torch.no_grad()
+def feature_width(backbone: nn.Module, name: str, size: int) -> int:
+    """How many features come out for images of this size, by trying it."""
+    training = backbone.training
+    try:
+        shape = backbone.eval()(torch.zeros(1, 3, size, size)).shape
+    except _MISFITS as error:
+        raise BadInput(_no_fit(name, size, error)) from None
+    finally:
+        backbone.train(training)
+    if len(shape) != 2:
+        raise BadInput(
+            f"{name} gives features of shape {tuple(shape)} instead of one vector an image; use another backbone"
+        )
+    return int(shape[1])
+
+
+def _no_fit(name: str, size: int, error: Exception) -> str:
+    reason = (str(error).splitlines() or [type(error).__name__])[0][:100]
+    return f"{name} does not work with images of {size} px ({reason}); use another --size or --backbone"
 
 
 def _use_small_stem(backbone: nn.Module, name: str) -> None:
@@ -53,7 +76,6 @@ class SmallResidualNet(nn.Module):
 
     def __init__(self, widths: tuple[int, ...] = (16, 32, 64, 128)) -> None:
         super().__init__()
-        self.num_features = widths[-1]
         self.stem = nn.Sequential(
             nn.Conv2d(3, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU(inplace=True)
         )
@@ -65,7 +87,8 @@ class SmallResidualNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b f"]:
-        return torch.as_tensor(self.blocks(self.stem(images)).mean((2, 3)))
+        features: Tensor = self.blocks(self.stem(images)).mean((2, 3))
+        return features
 
 
 class ResidualBlock(nn.Module):

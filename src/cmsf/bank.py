@@ -57,8 +57,11 @@ class MemoryBank(nn.Module):
             )
         if self.companion is not None and rows.companion is None:
             raise ValueError(
-                "this bank keeps companions, and the rows have none; give a row of NaN where one is unknown"
+                "this bank keeps companions and the rows have none; give a row of NaN where one is unknown"
             )
+        if self.companion is None and rows.companion is not None:
+            dim = rows.companion.shape[1]
+            raise ValueError(f"the rows have companions and this bank keeps none; make it with companion_dim={dim}")
 
         self._retire(torch.isin(self.index, rows.index))
         slot = (torch.arange(count, device=self.index.device) + self.next) % self.size
@@ -72,7 +75,7 @@ class MemoryBank(nn.Module):
         self.written = min(self.size, self.written + count)
 
     def rows(self) -> Rows:
-        """The rows written so far, retired ones among them as index UNKNOWN."""
+        """The rows written so far, as they are until the next enqueue; retired ones have index UNKNOWN."""
         everything = Rows(self.embedding, self.index, self.label, self.companion)
         return everything if self.written == self.size else everything[: self.written]
 

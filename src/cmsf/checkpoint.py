@@ -41,20 +41,27 @@ def newest(folder: Path) -> Path | None:
 
 def load(path: Path, learner: Learner, device: torch.device | str) -> dict[str, Any]:
     """Put the learner back where it was; returns the progress that was saved with it."""
+    damaged = BadInput(f"{path} is truncated or damaged; remove it to go on from the one before")
     try:
         state = torch.load(path, map_location=device, weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError):
-        raise BadInput(f"{path} is truncated or damaged; remove it to go on from the one before") from None
-    fill(learner.encoders, state["encoders"], path)
-    fill(learner.bank, state["bank"], path)
-    learner.optimiser.load_state_dict(state["optimiser"])
-    learner.knowledge.load_state_dict(state["knowledge"])
-    progress: dict[str, Any] = state["progress"]
-    return progress
+        parts = [state[name] for name in ("encoders", "bank", "optimiser", "knowledge", "progress")]
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, IndexError, pickle.UnpicklingError):
+        raise damaged from None
+    encoders, bank, optimiser, knowledge, progress = parts
+    fill(learner.encoders, encoders, path)
+    fill(learner.bank, bank, path)
+    try:
+        learner.optimiser.load_state_dict(optimiser)
+        learner.knowledge.load_state_dict(knowledge)
+        return {name: progress[name] for name in ("step", "metrics_length", "totals")}
+    except (RuntimeError, ValueError, KeyError, TypeError):
+        raise damaged from None
 
 
 def fill(module: nn.Module, state: Mapping[str, Any], origin: Path) -> None:
     """Load weights that must fit one by one; weights of another network are named in one line."""
+    if not isinstance(state, Mapping):
+        raise BadInput(f"{origin} is truncated or damaged")
     own = module.state_dict()
     wrong = [f"no {name}" for name in own if name not in state]
     wrong += [f"{name} too many" for name in state if name not in own]

@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cmsf import __version__
 from cmsf.errors import BadInput, did_you_mean
 from cmsf.recipe import Recipe, parse, placeholder
-from cmsf.recipes import METHODS, NAMES, SCALES, explain, named
+from cmsf.recipes import METHODS, NAMES, SCALES, check_name, explain, named
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,6 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BadInput as error:
         print(f"cmsf: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("cmsf: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
@@ -45,6 +49,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _run(arguments: list[str]) -> int:
     parser = _Parser(prog="cmsf", description="Representation learning by constrained mean shift.")
+    parser.add_argument("--version", action="version", version=f"cmsf {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
     subparsers = {
         "train": _train_parser(commands),
@@ -103,8 +108,7 @@ def _train(chosen: argparse.Namespace) -> int:
     settings = {f.name for f in fields(Recipe)} - {"name"}
     changes = {name: parse(name, text) for name, text in vars(chosen).items() if name in settings}
     Recipe().changed(changes)  # a value of the wrong kind is refused before torch is even loaded
-    if chosen.recipe not in METHODS and not chosen.recipe.endswith((".yaml", ".yml")):
-        named(chosen.recipe)
+    check_name(chosen.recipe)
 
     from cmsf.api import train
     from cmsf.training import Stopped
@@ -156,7 +160,7 @@ def _evaluate(chosen: argparse.Namespace) -> int:
         table.add_row(escape(name), *(f"{accuracy[column]:.2f}" for column in columns))
     console.print(table)
     for run in runs:
-        _say_paths({"protocol": run.path / "results" / "knn.json", "open": run.folder.neighbours_picture})
+        _say_paths({"protocol": run.result_file(chosen.data), "open": run.folder.neighbours_picture})
     return 0
 
 
@@ -200,8 +204,8 @@ def _set_threads(text: str | None) -> None:
     import torch
 
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if text is not None and (not text.isdecimal() or int(text) < 1):
-        raise BadInput(f"--threads {text} will not do; it takes a whole number from 1 on, here at best {available}")
+    if text is not None and (not text.isdecimal() or not 1 <= int(text) <= 1024):
+        raise BadInput(f"--threads {text} will not do; it takes a whole number to 1024, here at best {available}")
     torch.set_num_threads(int(text) if text else available)
 
 

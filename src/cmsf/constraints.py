@@ -31,8 +31,8 @@ class SameLabel(Constraint):
     """C_i = the rows with the query's label (Sec. 2.2); a query without a label relaxes (Sec. 2.3)."""
 
     def __call__(self, query: Rows, rows: Rows) -> Candidates:
-        if query.label is None:
-            return EveryRow()
+        if query.label is None or rows.label is None:
+            raise ValueError("SameLabel needs labels on queries and bank; give Rows(..., label=...), UNKNOWN for none")
         known = query.label != UNKNOWN
         return RowsOfLabel() if known.all() else Relaxed(known, RowsOfLabel())
 
@@ -48,8 +48,12 @@ class NearCompanion(Constraint):
     k: int | None = 5
 
     def __call__(self, query: Rows, rows: Rows) -> Candidates:
+        if query.companion is None or rows.companion is None:
+            raise ValueError(
+                "NearCompanion needs companions on queries and bank; give a row of NaN where there is none"
+            )
         known = query.has_companion
-        if query.companion is None or rows.companion is None or not known.any():
+        if not known.any():
             return EveryRow()
         asking = query[known]
         assert asking.companion is not None

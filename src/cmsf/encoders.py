@@ -9,8 +9,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from cmsf.backbones import feature_width
-
 
 class Encoder(nn.Module):
     """A backbone and a projector: g, and f, in the paper."""
@@ -21,16 +19,17 @@ class Encoder(nn.Module):
         self.projector = projector
 
     def forward(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d"]:
-        return torch.as_tensor(self.projector(self.backbone(images)))
+        embedding: Tensor = self.projector(self.backbone(images))
+        return embedding
 
 
 class Encoders(nn.Module):
-    """g and h, which learn, and f, a moving average of g."""
+    """g and h, which learn, and f, a moving average of g; `width` is how many features the backbone has."""
 
-    def __init__(self, backbone: nn.Module, hidden: int, dim: int) -> None:
+    def __init__(self, backbone: nn.Module, width: int, hidden: int, dim: int) -> None:
         super().__init__()
         self.dim = dim
-        self.online = Encoder(backbone, head(feature_width(backbone), hidden, dim))
+        self.online = Encoder(backbone, head(width, hidden, dim))
         self.predictor = head(dim, hidden, dim)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
 

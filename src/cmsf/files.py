@@ -14,14 +14,19 @@ def atomically(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.part")
     try:
         yield temporary
-        descriptor = os.open(temporary, os.O_RDWR)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync(temporary)
         temporary.replace(path)
+        _sync(path.parent)  # the new name too
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:

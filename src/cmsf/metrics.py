@@ -1,18 +1,69 @@
-"""The numbers of a run as JSON lines and TensorBoard events."""
+"""The numbers of a run: what a line says of a step or an epoch, and how it is written."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-TIMING_FIELDS = ("images_per_second", "seconds")
+from cmsf.analysis.neighbourhood import Neighbourhood, histogram, spread
+from cmsf.objectives import Outcome
+from cmsf.rows import Rows
+
+TIMING_FIELDS = ("images_per_second",)
 """Fields that differ between two runs which compute the same."""
+
+
+def step_line(epoch: int, outcome: Outcome, seen: Neighbourhood, query: Rows) -> dict[str, Any]:
+    losses = {name: float(loss) for name, loss in _losses(outcome).items()}
+    return {"epoch": epoch, **losses, **_summary(seen), "spread": spread(query.embedding)}
+
+
+@dataclass
+class EpochTotals:
+    """What an epoch's line is made of; it goes into mid-epoch checkpoints, so that no part of an epoch is lost."""
+
+    losses: dict[str, list[float | Tensor]] = field(default_factory=dict)
+    unconstrained: list[float] = field(default_factory=list)
+    constrained: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    spreads: list[float] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        # Kept where they are: no step waits for the device just to be counted.
+        for name, loss in _losses(outcome).items():
+            self.losses.setdefault(name, []).append(loss)
+
+    def add_seen(self, seen: Neighbourhood, query: Rows) -> None:
+        self.unconstrained += seen.unconstrained.tolist()
+        self.constrained += seen.constrained.tolist()
+        self.ranks += seen.rank.tolist()
+        self.spreads.append(spread(query.embedding))
+
+    def line(self, epoch: int) -> dict[str, Any]:
+        """Losses over all steps; purity, ranks and spread over the queries of the steps that were looked at."""
+        ranks = torch.tensor(self.ranks, dtype=torch.int64)
+        pooled = Neighbourhood(_doubles(self.unconstrained), _doubles(self.constrained), ranks)
+        return {
+            "epoch": epoch,
+            **{name: math.fsum(map(float, values)) / len(values) for name, values in self.losses.items()},
+            **_summary(pooled),
+            "rank_histogram": histogram(ranks),
+            "spread": math.fsum(self.spreads) / len(self.spreads),
+        }
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self) | {"losses": {name: [float(loss) for loss in kept] for name, kept in self.losses.items()}}
 
 
 class MetricsLog:
@@ -20,8 +71,8 @@ class MetricsLog:
 
     def __init__(self, path: Path, tensorboard: Path, length: int, step: int) -> None:
         self.file = path.open("ab")
-        self.file.truncate(length)
-        self.file.seek(length)
+        self.file.truncate(min(length, self.file.tell()))
+        self.file.seek(0, os.SEEK_END)
         self.events = SummaryWriter(str(tensorboard), purge_step=step + 1)
 
     def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
@@ -32,7 +83,9 @@ class MetricsLog:
             if isinstance(value, int | float) and name not in ("step", "epoch"):
                 self.events.add_scalar(f"{kind}/{name}", value, step)
 
-    def length(self) -> int:
+    def synced_length(self) -> int:
+        """How long the file is, once all of it is on the disk: what a checkpoint may rely on."""
+        os.fsync(self.file.fileno())
         return self.file.tell()
 
     def __enter__(self) -> Self:
@@ -43,6 +96,33 @@ class MetricsLog:
     ) -> None:
         self.file.close()
         self.events.close()
+
+
+def _losses(outcome: Outcome) -> dict[str, Tensor]:
+    parts = {f"loss_{name}": part.detach() for name, part in outcome.parts.items()}
+    return {"loss": outcome.loss.detach()} | parts
+
+
+def _summary(seen: Neighbourhood) -> dict[str, float]:
+    """Mean purities, and mean and median (of the middle two, the mean) rank of the k-th constrained neighbour."""
+    ranks = seen.rank.double()
+    return {
+        "purity_unconstrained": float(seen.unconstrained.nanmean()),
+        "purity_constrained": float(seen.constrained.nanmean()),
+        "rank_mean": float(ranks.mean()),
+        "rank_median": _median(ranks),
+    }
+
+
+def _median(values: Float[Tensor, " n"]) -> float:
+    if not len(values):
+        return math.nan
+    ordered = values.sort().values
+    return float((ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2)
+
+
+def _doubles(values: list[float]) -> Float[Tensor, " n"]:
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def _plain(value: Any) -> Any:

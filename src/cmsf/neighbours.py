@@ -71,13 +71,13 @@ def search(query: Rows, rows: Rows, candidates: Candidates, k: int | None, inclu
         total, count = candidates.total(query, rows)
         if not include_query:
             there = candidates.contains(query, rows, own.position) & (own.position != UNKNOWN)
-            total = total - rows.embedding[own.position] * there[:, None]
+            total = total - torch.where(there[:, None], rows.embedding[own.position], 0)
             count = count - there.long()
         row = None
     else:
         row = candidates.nearest(query, rows, k, own)
         there = row != UNKNOWN
-        total, count = (rows.embedding[row] * there[:, :, None]).sum(1), there.sum(1)
+        total, count = _sum_of(rows.embedding[row], there), there.sum(1)
     return Neighbours(row, count, total / count.clamp_min(1)[:, None])
 
 
@@ -101,19 +101,20 @@ class RowsOfLabel(Candidates):
     """C_i = the rows with the label of query i. Each label's rows are looked at by its own queries alone."""
 
     def nearest(self, query: Rows, rows: Rows, k: int, own: Own) -> Int[Tensor, "b k"]:
-        asked, held = _labels(query), _labels(rows)
+        asked, held = _labels(query, rows)
         found = torch.full((len(query), k), UNKNOWN, device=asked.device)
         for label in asked.unique():
             asking = (asked == label).nonzero()[:, 0]
             member = (rows.exists & (held == label)).nonzero()[:, 0]
             similarity = query.embedding[asking] @ rows.embedding[member].T
-            place = _top(own[asking].settle(similarity, member), rows.index[member], k)
+            place = top(own[asking].settle(similarity, member), rows.index[member], k)
             found[asking] = _translate(place, member.expand(len(asking), -1))
         return found
 
     def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
-        asked, group = _labels(query).unique(return_inverse=True)
-        held = torch.where(rows.exists, _labels(rows), UNKNOWN)
+        label, held = _labels(query, rows)
+        asked, group = label.unique(return_inverse=True)
+        held = torch.where(rows.exists, held, UNKNOWN)
         member = torch.isin(held, asked).nonzero()[:, 0]
         group_of_member = torch.searchsorted(asked, held[member])
         total = rows.embedding.new_zeros(len(asked), rows.embedding.shape[1])
@@ -121,7 +122,8 @@ class RowsOfLabel(Candidates):
         return total[group], torch.bincount(group_of_member, minlength=len(asked))[group]
 
     def contains(self, query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
-        return rows.exists[position] & (_labels(rows)[position] == _labels(query))
+        asked, held = _labels(query, rows)
+        return rows.exists[position] & (held[position] == asked)
 
 
 @dataclass(frozen=True)
@@ -138,12 +140,12 @@ class ShortList(Candidates):
             position = self.position[part]
             similarity = (rows.embedding[position] @ query.embedding[part][:, :, None])[:, :, 0]
             similarity = own[part].settle(similarity, position).masked_fill(position == UNKNOWN, -torch.inf)
-            found.append(_translate(_top(similarity, rows.index[position], k), position))
+            found.append(_translate(top(similarity, rows.index[position], k), position))
         return torch.cat(found)
 
     def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
         there = self.position != UNKNOWN
-        return (rows.embedding[self.position] * there[:, :, None]).sum(1), there.sum(1)
+        return _sum_of(rows.embedding[self.position], there), there.sum(1)
 
     def contains(self, query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
         return (self.position == position[:, None]).any(1)
@@ -201,18 +203,25 @@ def nearest_vectors(
         # One entry a query, so it is written by its place: comparing every position would cost a pass of its own.
         mine = own.position[part][:, None]
         slot = mine.clamp_min(0)
-        similarity.scatter_(1, slot, similarity.gather(1, slot).masked_fill(mine != UNKNOWN, forced))
-        found.append(_top(similarity, index, k))
+        settled = (mine != UNKNOWN) & allowed[slot]
+        similarity.scatter_(1, slot, similarity.gather(1, slot).masked_fill(settled, forced))
+        found.append(top(similarity, index, k))
     return torch.cat(found)
 
 
-def _labels(rows: Rows) -> Int[Tensor, " n"]:
-    if rows.label is None:
-        raise ValueError("these rows have no labels, and the constraint is by label; give Rows(..., label=...)")
-    return rows.label
+def _labels(query: Rows, rows: Rows) -> tuple[Int[Tensor, " b"], Int[Tensor, " n"]]:
+    # SameLabel has seen to both.
+    assert query.label is not None
+    assert rows.label is not None
+    return query.label, rows.label
 
 
-def _top(similarity: Float[Tensor, "b n"], index: Int[Tensor, "*b n"], k: int) -> Int[Tensor, "b k"]:
+def _sum_of(embedding: Float[Tensor, "b k d"], there: Bool[Tensor, "b k"]) -> Float[Tensor, "b d"]:
+    """The sum of what is there; what is not may be NaN, which no product with zero removes."""
+    return torch.where(there[:, :, None], embedding, 0).sum(1)
+
+
+def top(similarity: Float[Tensor, "b n"], index: Int[Tensor, "*b n"], k: int) -> Int[Tensor, "b k"]:
     """Columns of the k greatest similarities, equal ones by lower index, UNKNOWN for -inf and beyond the last."""
     columns = similarity.shape[1]
     value, place = similarity.topk(min(k + 1, columns), dim=1)

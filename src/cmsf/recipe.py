@@ -5,11 +5,12 @@ The same checks serve flags, YAML files and keyword arguments.
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -51,14 +52,18 @@ class Recipe:
     backbone: str = setting("resnet50", "small-residual, or any timm name")
     stem: Literal["standard", "small"] = setting("standard", "a ResNet's first layers; small: for images up to 64 px")
     projection_hidden: int | Auto = setting(
-        AUTO, "hidden width of projector and predictor; auto: twice the features", least=1
+        AUTO, "hidden width of projector and predictor; auto: twice the features", least=1, most=65_536
     )
-    projection_dim: int | Auto = setting(AUTO, "width of the embedding; auto: a quarter of the features", least=2)
+    projection_dim: int | Auto = setting(
+        AUTO, "width of the embedding; auto: a quarter of the features", least=2, most=65_536
+    )
     target_momentum: float = setting(0.99, "momentum of the target encoder", least=0, most=1)
     target_momentum_end: float = setting(0.99, "its value at the end, reached by a cosine", least=0, most=1)
 
     # Views
-    size: int | Auto = setting(AUTO, "pixels of a view; auto: the images' own size up to 64, else 128", least=8)
+    size: int | Auto = setting(
+        AUTO, "pixels of a view; auto: the images' own size up to 64, else 128", least=8, most=1024
+    )
     weak_crop: float = setting(0.2, "smallest share of the image in a weak view", above=0, most=1)
     strong_crop: float = setting(0.2, "smallest share of the image in a strong view", above=0, most=1)
     flip: float = setting(0.5, "probability of mirroring", least=0, most=1)
@@ -79,16 +84,18 @@ class Recipe:
     weight_decay: float = setting(1e-4, "weight decay, on all parameters", least=0)
 
     # The run
-    seed: int = setting(0, "decides weights, order, views and splits", least=0)
+    seed: int = setting(0, "decides weights, order, views and splits", least=0, most=2**32 - 1)
     evaluate_every: int = setting(10, "epochs between k-NN evaluations; 0: at the end alone", least=0)
     checkpoint_every: int = setting(1, "epochs between checkpoints", least=1)
     log_every: int = setting(10, "steps between lines of metrics.jsonl", least=1)
 
     def __post_init__(self) -> None:
-        for name, kind in _kinds().items():
+        for name, kind in get_type_hints(type(self)).items():
             _check(name, getattr(self, name), kind)
+        if not re.fullmatch(r"\w[\w.-]*", self.name):
+            raise BadInput(f"a recipe cannot be called {self.name!r}; use letters, digits, dots and dashes")
 
-    def changed(self, changes: Mapping[str, Any]) -> Recipe:
+    def changed(self, changes: Mapping[str, Any]) -> Self:
         """This recipe with other values; an unknown name is refused with the nearest one."""
         for name in changes:
             if name not in _kinds():
@@ -102,30 +109,49 @@ class Recipe:
     def to_yaml(self) -> str:
         return yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True)
 
-    @staticmethod
-    def from_yaml(text: str, origin: str) -> Recipe:
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"cannot read the recipe {path}: {error}") from None
+        return cls.from_yaml(text, str(path))
+
+    @classmethod
+    def from_yaml(cls, text: str, origin: str) -> Self:
         try:
             values = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise BadInput(f"{origin} is no YAML: {' '.join(str(error).split())}") from None
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise BadInput(f"{origin} is no YAML: {' '.join(str(error).split())[:120]}") from None
         if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
             raise BadInput(f"{origin} is no recipe: it must be a list of `name: value` lines")
         try:
-            return Recipe().changed(values)
+            return cls(**asdict(Recipe().changed(values)))
         except BadInput as error:
             raise BadInput(f"{origin}: {error}") from None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Resolved(Recipe):
+    """A recipe with a number for every `auto`: what a run trains, and what its recipe.yaml holds."""
+
+    bank_size: int
+    projection_hidden: int
+    projection_dim: int
+    size: int
+    batch_size: int
+
+
 def parse(name: str, text: str) -> Any:
-    """The value that a flag's text stands for."""
-    kind = _kinds()[name]
-    if kind is str:
-        return text
-    value = yaml.safe_load(text) if text.strip() else text
-    if isinstance(value, str):  # YAML 1.1 reads 1e-4 as a word
-        with suppress(ValueError):
-            value = float(value)
-    return value
+    """The value that a flag's text stands for; a text that stands for none is left for the check to refuse."""
+    for option in _options(_kinds()[name]):
+        if option is int and re.fullmatch(r"[+-]?\d{1,18}", text):
+            return int(text)
+        if option is float and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|[+-]?inf", text.lower()):
+            return float(text)
+        if option is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+    return text
 
 
 def placeholder(name: str) -> str:
@@ -167,7 +193,7 @@ def _is(value: Any, option: Any) -> bool:
     if option is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) != float("inf")
     if option is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
     return isinstance(value, option)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -47,6 +48,20 @@ class Rows:
 
     def positions_of(self, index: Int[Tensor, " q"]) -> Int[Tensor, " q"]:
         """Where each image stands among these rows, UNKNOWN where it does not."""
-        ordered, order = self.index.sort()
+        if not len(self):
+            return torch.full_like(index, UNKNOWN)
+        ordered, order = self._by_index
         place = torch.searchsorted(ordered, index).clamp_max(len(self) - 1)
         return torch.where((ordered[place] == index) & (index != UNKNOWN), order[place], UNKNOWN)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether some image has more than one row."""
+        ordered, _ = self._by_index
+        return bool(((ordered[1:] == ordered[:-1]) & (ordered[1:] != UNKNOWN)).any())
+
+    @cached_property
+    def _by_index(self) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
+        # A step looks its queries up several times; the bank is sorted once for all of them.
+        ordered, order = self.index.sort()
+        return ordered, order

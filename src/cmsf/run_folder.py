@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +28,7 @@ from cmsf.assembly import empty_backbone
 from cmsf.data import Dataset
 from cmsf.errors import BadInput
 from cmsf.files import atomically, write_text
-from cmsf.recipe import Recipe
+from cmsf.recipe import Resolved
 from cmsf.rows import UNKNOWN
 
 _BIT_FOR_BIT = ("machine", "device", "threads", "python", "torch", "torchvision", "timm", "numpy")
@@ -48,6 +52,10 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def data_file(self) -> Path:
+        return self.path / "data.parquet"
+
+    @property
     def backbone_file(self) -> Path:
         return self.path / "backbone.safetensors"
 
@@ -66,34 +74,64 @@ class RunFolder:
     def exists(self) -> bool:
         return self.recipe_file.exists()
 
-    def recipe(self) -> Recipe:
+    def complete(self) -> bool:
+        """The picture is drawn last."""
+        return self.backbone_file.exists() and self.neighbours_picture.exists()
+
+    def check_free(self) -> None:
+        """Refuse a place that holds something else than a run."""
+        try:
+            if self.exists() or not self.path.exists():
+                return
+            if not self.path.is_dir():
+                raise BadInput(f"--out {self.path} is a file; give a folder")
+            if any(self.path.iterdir()):
+                raise BadInput(f"--out {self.path} is not empty and holds no run; choose another folder")
+        except OSError as error:
+            raise BadInput(f"--out {str(self.path)[:80]} will not do: {error.strerror}") from None
+
+    def recipe(self) -> Resolved:
         if not self.exists():
             raise BadInput(f"{self.path} is no run: it has no recipe.yaml; give a folder that cmsf train wrote")
-        return Recipe.from_yaml(self.recipe_file.read_text(encoding="utf-8"), str(self.recipe_file))
+        return Resolved.read(self.recipe_file)
 
     def environment(self) -> dict[str, Any]:
         try:
             environment = json.loads(self.environment_file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise BadInput(f"cannot read {self.environment_file}: {error}") from None
-        if not isinstance(environment, dict):
+        if not isinstance(environment, dict) or not isinstance(environment.get("data"), str):
             raise BadInput(f"{self.environment_file} is not what cmsf train wrote")
         return environment
 
-    def create(self, recipe: Recipe, environment: dict[str, Any], data: Dataset) -> None:
-        """Lay down what is known before training. The recipe comes last: with it the folder is a run."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_text(self.environment_file, json.dumps(environment, indent=2) + "\n")
-        with atomically(self.path / "data.parquet") as temporary:
-            pq.write_table(_listing(data), temporary)
-        write_text(self.recipe_file, recipe.to_yaml())
+    def create(self, recipe: Resolved, environment: dict[str, Any], data: Dataset) -> None:
+        """Lay down what is known before training, under another name first: a run folder is never half there."""
+        place = self.path.resolve()
+        draft = RunFolder(place.with_name(f".{place.name}.{os.getpid()}.part"))
+        try:
+            draft.path.mkdir(parents=True)
+            write_text(draft.environment_file, json.dumps(environment, indent=2) + "\n")
+            with atomically(draft.data_file) as temporary:
+                pq.write_table(_listing(data), temporary)
+            write_text(draft.recipe_file, recipe.to_yaml())
+            if place.exists():  # an empty folder, perhaps somebody's working directory: it stays the same folder
+                for name in sorted(
+                    path.name for path in draft.path.iterdir()
+                ):  # recipe.yaml, which makes it a run, last
+                    (draft.path / name).replace(place / name)
+            else:
+                draft.path.replace(place)
+        except OSError as error:
+            raise BadInput(f"cannot make the run folder {self.path}: {error.strerror}; choose another --out") from None
+        finally:
+            shutil.rmtree(draft.path, ignore_errors=True)
 
-    def check_same(self, recipe: Recipe, environment: dict[str, Any]) -> list[str]:
+    def check_same_recipe(self, recipe: Resolved, environment: dict[str, Any]) -> list[str]:
         """Refuse a run of another recipe or other data; name what keeps a resume from being bit for bit."""
         before = self.environment()
         differences = recipe.differences(self.recipe())
-        if before.get("data") != environment["data"]:
-            differences.insert(0, f"data: {environment['data']} against {before.get('data')}")
+        if before["data"] != environment["data"]:
+            differences.insert(0, f"data: {environment['data']} against {before['data']}")
         if differences:
             shown = "; ".join(differences[:4]) + (f" and {len(differences) - 4} more" if len(differences) > 4 else "")
             raise BadInput(f"{self.path} already holds another run ({shown}); choose another --out, or remove it")
@@ -102,6 +140,36 @@ class RunFolder:
             for name in _BIT_FOR_BIT
             if before.get(name) != environment[name]
         ]
+
+    def check_same_images(self, data: Dataset) -> None:
+        """Refuse images that are not those of the run: its cache and its test split go by their order."""
+        try:
+            before = pq.read_table(self.data_file).to_pylist()
+        except (OSError, pa.ArrowException) as error:
+            raise BadInput(f"cannot read {self.data_file}: {str(error).splitlines()[0]}") from None
+        now = _listing(data).to_pylist()
+        if before != now:
+            old, new = ({(row["split"], row["path"], row["label"]) for row in rows} for rows in (before, now))
+            changed = sorted(path for _, path, _ in old ^ new) or [now[0]["path"]]
+            raise BadInput(
+                f"the images of {self.path} have changed since ({len(before)} then, {len(now)} now, the first that "
+                f"differs is {changed[0]}); put them back, or start another run"
+            )
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep a second process from training the same run."""
+        with (self.path / ".lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                raise BadInput(f"{self.path} is being trained by process {holder}; wait for it, or stop it") from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
 
     def save_backbone(self, backbone: nn.Module) -> None:
         tensors = {name: value.contiguous().cpu() for name, value in backbone.state_dict().items()}
@@ -117,19 +185,17 @@ class RunFolder:
             )
         try:
             state = safetensors.torch.load_file(self.backbone_file)
-        except SafetensorError as error:
-            raise BadInput(f"cannot read {self.backbone_file}: {error}") from None
+        except (OSError, SafetensorError) as error:
+            raise BadInput(f"cannot read {self.backbone_file}: {str(error).splitlines()[0]}") from None
         checkpoint.fill(backbone, state, self.backbone_file)
         return backbone.to(device).eval()
 
-    def save_result(self, name: str, result: dict[str, Any]) -> Path:
-        path = self.path / "results" / f"{name}.json"
+    def save_result(self, path: Path, result: dict[str, Any]) -> None:
         path.parent.mkdir(exist_ok=True)
         write_text(path, json.dumps(result, indent=2) + "\n")
-        return path
 
 
-def describe_environment(data: str, recipe: Recipe, device: str) -> dict[str, Any]:
+def describe_environment(data: str, recipe: Resolved, device: str) -> dict[str, Any]:
     """Versions, seed, machine and commit: what one needs to know to get the same numbers again."""
     packages = ("torch", "torchvision", "timm", "numpy", "cmsf")
     return {
@@ -170,10 +236,9 @@ def _commit() -> str | None:
     tree = Path(__file__).resolve().parents[2]
     if not (tree / ".git").exists():
         return None
-    answer = subprocess.run(
-        ["git", "-C", str(tree), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["git", "-C", str(tree), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:  # a tree with .git on a machine without git
+        return None
     return answer.stdout.strip() or None

@@ -47,13 +47,13 @@ class Screen:
             yield
         self._progress = None
 
-    def step(self, step: int, epoch: int, line: Mapping[str, Any], speed: float) -> None:
+    def step(self, step: int, line: Mapping[str, Any]) -> None:
         if self._progress is not None:
-            now = f"epoch {epoch + 1}  loss {line['loss']:.3f}  {speed:.0f} images/s"
+            now = f"epoch {line['epoch'] + 1}  loss {line['loss']:.3f}  {line['images_per_second']:.0f} images/s"
             self._progress.update(self._task, completed=step, now=now)
 
-    def epoch(self, epoch: int, line: Mapping[str, Any]) -> None:
-        words = [f"epoch {epoch + 1:3d}", f"loss {line['loss']:.3f}"]
+    def epoch(self, line: Mapping[str, Any]) -> None:
+        words = [f"epoch {line['epoch'] + 1:3d}", f"loss {line['loss']:.3f}"]
         if line["purity_constrained"] == line["purity_constrained"]:  # not NaN: some class is known
             words.append(f"purity {line['purity_unconstrained']:.2f} in M, {line['purity_constrained']:.2f} in C")
         words.append(f"median rank {line['rank_median']:.0f}")

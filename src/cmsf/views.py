@@ -120,14 +120,16 @@ class _Draws:
 
 
 def clean_view(pictures: Pictures, size: int) -> Float[Tensor, "b 3 s s"]:
-    """The view for evaluation: resize to 256/224 of the size and crop the centre; a smaller image is used whole."""
-    height, width = sizes(pictures)
-    short = torch.minimum(height, width)
+    """The view for evaluation: resize the shorter side to 256/224 of the size and crop the centre.
+
+    An image with no side above the size is used whole.
+    """
+    extent = torch.stack(sizes(pictures), dim=1)
+    short = extent.amin(1, keepdim=True)
     side = torch.where(short > size, (short * 224 / 256).round().long(), short)
-    side = side[:, None]
-    extent = torch.stack([height, width], dim=1)
+    side = torch.where(extent.amax(1, keepdim=True) <= size, extent, side)
     corner = ((extent - side) / 2).round().long()
-    boxes = torch.cat([corner, side.expand(-1, 2)], dim=1)
+    boxes = torch.cat([corner, side], dim=1)
     return normalise(crop_and_resize(pictures, boxes, size))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +14,15 @@ from torch import Tensor
 
 from cmsf.data import Dataset, Split
 from cmsf.evaluation.features import extract, raw_pixels
-from cmsf.neighbours import Own, nearest_vectors
+from cmsf.files import atomically
+from cmsf.neighbours import Own, top
 from cmsf.randomness import permutation
 from cmsf.rows import UNKNOWN
 from cmsf.views import crop_and_resize, sizes
 
 _THUMBNAIL = 96
 _SHOWN = 5
+_PART = 1024
 _LONGEST_NAME = 16
 _RIGHT, _WRONG, _PLAIN = "#1a7f37", "#cf222e", "#57606a"
 
@@ -36,11 +38,16 @@ def draw_neighbours(
     chosen = _one_a_class_in_turn(split, seed)[:rows]
     query = split.part(chosen)
     own = chosen if data.test is None else torch.full_like(chosen, UNKNOWN)
+
+    def pixels(part: Split) -> Tensor:
+        return raw_pixels(part, min(size, _THUMBNAIL))
+
+    def features(part: Split) -> Tensor:
+        return extract(backbone, part, size, device).cpu()
+
     near_by = {
-        "nearest by raw pixels": _nearest(raw_pixels(query, size), raw_pixels(data.train, size), own),
-        "nearest by what was learned": _nearest(
-            extract(backbone, query, size, device).cpu(), extract(backbone, data.train, size, device).cpu(), own
-        ),
+        "nearest by raw pixels": _nearest(pixels, query, data.train, own),
+        "nearest by what was learned": _nearest(features, query, data.train, own),
     }
 
     columns = 1 + len(near_by) * _SHOWN
@@ -62,12 +69,17 @@ def draw_neighbours(
         middle = (1 + block * (_SHOWN + 0.15) + _SHOWN / 2 + 0.15) / (columns + 0.3)
         figure.text(middle, 1.0, title, ha="center", va="bottom", fontsize=11)
     figure.text(0.5 / (columns + 0.3), 1.0, "query", ha="center", va="bottom", fontsize=11)
-    figure.savefig(out, dpi=110, bbox_inches="tight", facecolor="white")
+    with atomically(out) as temporary:
+        figure.savefig(temporary, format="png", dpi=110, bbox_inches="tight", facecolor="white")
 
 
-def _nearest(query: Tensor, train: Tensor, own: Tensor) -> Int[Tensor, "q 5"]:
-    everywhere = torch.ones(len(train), dtype=torch.bool)
-    return nearest_vectors(query, train, everywhere, torch.arange(len(train)), _SHOWN, Own(own, included=False))
+def _nearest(describe: Callable[[Split], Tensor], query: Split, train: Split, own: Tensor) -> Int[Tensor, "q 5"]:
+    """The nearest training images; they are described part by part, for all their pixels may not fit at once."""
+    asked = describe(query)
+    parts = torch.arange(len(train)).split(_PART)
+    similarity = torch.cat([asked @ describe(train.part(index)).T for index in parts], dim=1)
+    number = torch.arange(len(train))
+    return top(Own(own, included=False).settle(similarity, number), number, _SHOWN)
 
 
 def _one_a_class_in_turn(split: Split, seed: int) -> Int[Tensor, " q"]:

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cmsf.constraints import Constraint, Unconstrained
-from cmsf.neighbours import search
+from cmsf.neighbours import Neighbours, search
 from cmsf.rows import UNKNOWN, Rows
 
 HISTOGRAM_TO = 100
@@ -20,42 +20,48 @@ HISTOGRAM_TO = 100
 
 @dataclass(frozen=True)
 class Neighbourhood:
-    """Purities in [0, 1], NaN where no class is known; the rank of each query's last constrained neighbour."""
+    """What was seen of each query: the purity of its neighbours, and the rank of the last constrained one.
 
-    purity_unconstrained: float
-    purity_constrained: float
+    A purity is in [0, 1], and NaN where no class is known; a query without neighbours has no rank.
+    """
+
+    unconstrained: Float[Tensor, " b"]
+    constrained: Float[Tensor, " b"]
     rank: Int[Tensor, " q"]
 
 
 @torch.no_grad()
-def inspect(query: Rows, rows: Rows, constraint: Constraint, k: int | None, truth: Int[Tensor, " n"]) -> Neighbourhood:
-    """Compare S_i within C_i with as many neighbours in the whole bank (Figure "Purity", Table 1 right)."""
-    constrained = search(query, rows, constraint(query, rows), k)
-    if constrained.row is None:
-        largest = max(1, int(constrained.count.max()))
-        constrained = search(query, rows, constraint(query, rows), largest)
-    assert constrained.row is not None
-    width = constrained.row.shape[1]
-    everywhere = search(query, rows, Unconstrained()(query, rows), width)
-    assert everywhere.row is not None
+def inspect(
+    query: Rows,
+    rows: Rows,
+    constraint: Constraint,
+    neighbours: Neighbours,
+    truth: Int[Tensor, " n"],
+    include_query: bool = True,
+) -> Neighbourhood:
+    """Compare S_i with as many neighbours out of the whole bank (Figure "Purity", Table 1 right)."""
+    row = neighbours.row
+    if row is None:  # S_i is all of C_i, and nobody has listed it yet
+        largest = max(1, int(neighbours.count.max()))
+        row = search(query, rows, constraint(query, rows), largest, include_query).row
+    assert row is not None
+    everywhere = search(query, rows, Unconstrained()(query, rows), row.shape[1], include_query).row
+    assert everywhere is not None
+    everywhere = everywhere.masked_fill(row == UNKNOWN, UNKNOWN)
     return Neighbourhood(
-        purity(query, rows, everywhere.row, truth),
-        purity(query, rows, constrained.row, truth),
-        _rank_of_last(query, rows, constrained.row).cpu(),
+        purity(query, rows, everywhere, truth), purity(query, rows, row, truth), _rank_of_last(query, rows, row)
     )
 
 
-def purity(query: Rows, rows: Rows, row: Int[Tensor, "b k"], truth: Int[Tensor, " n"]) -> float:
-    """The share of S_i that has the query's true class, itself left out, as a mean over the queries."""
+def purity(query: Rows, rows: Rows, row: Int[Tensor, "b k"], truth: Int[Tensor, " n"]) -> Float[Tensor, " b"]:
+    """The share of S_i that has the query's true class, itself left out; NaN where no class is known."""
     truth = truth.to(row.device)
     image = torch.where(row == UNKNOWN, UNKNOWN, rows.index[row])
     others = (image != UNKNOWN) & (image != query.index[:, None])
     theirs, mine = truth[image], truth[query.index][:, None]
     counted = others & (theirs != UNKNOWN) & (mine != UNKNOWN)
     alike = counted & (theirs == mine)
-    asked = counted.any(1)
-    share = alike.sum(1) / counted.sum(1).clamp_min(1)
-    return float(share[asked].cpu().double().mean()) if bool(asked.any()) else float("nan")
+    return (alike.sum(1).cpu() / counted.sum(1).cpu()).double()
 
 
 def rank(query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
@@ -83,4 +89,4 @@ def _rank_of_last(query: Rows, rows: Rows, row: Int[Tensor, "b k"]) -> Int[Tenso
     count = (row != UNKNOWN).sum(1)
     some = count > 0
     last = row[some].gather(1, (count[some] - 1)[:, None])[:, 0]
-    return rank(query[some], rows, last)
+    return rank(query[some], rows, last).cpu()

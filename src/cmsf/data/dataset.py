@@ -55,6 +55,8 @@ class Dataset:
     test: Split | None
     test_origin: str
     """Where the test images come from, in words."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of how the source was read."""
 
 
 class Source(ABC):
@@ -68,7 +70,7 @@ class Source(ABC):
 
     @abstractmethod
     def load(self, largest_side: int, seed: int) -> Dataset:
-        """Decode everything; a shorter side above `largest_side` is shrunk to it."""
+        """Decode everything; a file whose shorter side is above `largest_side` is shrunk to it."""
 
 
 def hold_out(name: str, classes: tuple[str, ...], everything: Split, seed: int) -> Dataset:

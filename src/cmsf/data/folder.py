@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,37 +25,48 @@ _PEEK = 200
 
 
 class Folder(Source):
+    """Images by path; a folder whose subfolders are all called train, trainval, val or test has splits."""
+
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.name = root.name
-        self.train_root = next((root / name for name in _TRAINING if (root / name).is_dir()), root)
-        self.test_root = next((root / name for name in _TESTING if (root / name).is_dir()), None)
-        if self.train_root == root:
-            self.test_root = None
-        self.train_paths = _images_below(self.train_root)
-        if not self.train_paths:
-            raise BadInput(f"no images below {self.train_root}; cmsf reads {' '.join(SUFFIXES)}")
-        self.test_paths = _images_below(self.test_root) if self.test_root else []
-        if self.test_root and not self.test_paths:
-            raise BadInput(f"no images below {self.test_root}; fill it, or remove it to have a tenth held out")
+        self.name = root.resolve().name
+        paths = _images_below(root)
+        if not paths:
+            raise BadInput(f"no images below {root}; cmsf reads {' '.join(SUFFIXES)}")
+        self.train_root, self.test_root = self._split_roots(paths)
+        self.train_paths = [path for path in paths if path.is_relative_to(self.train_root)]
+        self.test_paths = [path for path in paths if self.test_root and path.is_relative_to(self.test_root)]
 
     def typical_side(self) -> int:
         every = max(1, len(self.train_paths) // _PEEK)
         return int(statistics.median(min(_open(path).size) for path in self.train_paths[::every]))
 
     def load(self, largest_side: int, seed: int) -> Dataset:
+        notes: tuple[str, ...] = ()
         folders = _class_folders(self.train_root, self.train_paths)
-        classes = tuple(sorted(set(folders)))
-        train = self._split(self.train_root, self.train_paths, classes, largest_side)
+        if not folders and any(path.parent != self.train_root for path in self.train_paths):
+            loose = sum(path.parent == self.train_root for path in self.train_paths)
+            notes = (f"{loose} images lie in {self.train_root} itself, so its folders are not taken as classes",)
+        test_folders = _class_folders(self.test_root, self.test_paths) if self.test_root else []
+        classes = tuple(sorted({*folders, *test_folders} if folders else ()))
+        train = self._split(self.train_paths, folders, classes, largest_side)
         if self.test_root is None:
-            return hold_out(self.name, classes, train, seed)
-        test = self._split(self.test_root, self.test_paths, classes, largest_side)
-        return Dataset(self.name, classes, train, test, f"{len(test)} images of {self.test_root.name}/")
+            return replace(hold_out(self.name, classes, train, seed), notes=notes)
+        test = self._split(self.test_paths, test_folders, classes, largest_side)
+        return Dataset(self.name, classes, train, test, f"{len(test)} images of {self.test_root.name}/", notes)
 
-    def _split(self, root: Path, paths: list[Path], classes: tuple[str, ...], largest_side: int) -> Split:
+    def _split_roots(self, paths: list[Path]) -> tuple[Path, Path | None]:
+        first = {path.relative_to(self.root).parts[0] for path in paths}
+        training = [name for name in _TRAINING if name in first]
+        if not training or not first <= {*_TRAINING, *_TESTING}:
+            return self.root, None
+        testing = [name for name in _TESTING if name in first]
+        return self.root / training[0], self.root / testing[0] if testing else None
+
+    def _split(self, paths: list[Path], folders: list[str], classes: tuple[str, ...], largest_side: int) -> Split:
         pictures = _decode_all(paths, largest_side)
         number = {name: i for i, name in enumerate(classes)}
-        truth = [number.get(folder, UNKNOWN) for folder in _class_folders(root, paths)] or [UNKNOWN] * len(paths)
+        truth = [number.get(folder, UNKNOWN) for folder in folders] or [UNKNOWN] * len(paths)
         relative = [path.relative_to(self.root).as_posix() for path in paths]
         one_size = len({picture.shape for picture in pictures}) == 1
         return Split(torch.stack(pictures) if one_size else pictures, relative, torch.tensor(truth))

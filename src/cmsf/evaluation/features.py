@@ -37,4 +37,4 @@ def raw_pixels(split: Split, size: int) -> Float[Tensor, "n f"]:
 
 
 def transform_name(size: int) -> str:
-    return f"resize {round(size * 256 / 224)}, centre crop {size}; images up to {size} px whole"
+    return f"resize {round(size * 256 / 224)}, centre crop {size}; images with no side above {size} px whole"

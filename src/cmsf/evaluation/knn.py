@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,11 +20,15 @@ _CHUNK = 1024
 
 
 @dataclass(frozen=True)
-class KnnProtocol:
-    """1-NN, and k-NN by majority (the paper's) and by a vote weighted with exp(similarity / temperature)."""
+class Ballot:
+    """How the k nearest vote: each alike, or weighted with exp(similarity / temperature)."""
 
-    k: int = 20
-    temperature: float = 0.07
+    k: int
+    temperature: float | None = None
+
+
+BALLOTS = {"1-nn": Ballot(1), "20-nn": Ballot(20), "20-nn weighted": Ballot(20, temperature=0.07)}
+"""The paper's two majority votes, and the weighted one that others report."""
 
 
 @dataclass(frozen=True)
@@ -34,83 +39,72 @@ class KnnResult:
     """All that is needed to repeat it."""
 
 
-def evaluate_knn(
-    backbone: nn.Module, data: Dataset, size: int, device: torch.device | str, protocol: KnnProtocol = KnnProtocol()
-) -> KnnResult:
+def evaluate_knn(backbone: nn.Module, data: Dataset, size: int, device: torch.device | str) -> KnnResult:
     """Classify the test images by their neighbours among the training images."""
     train, test = _labelled(data)
     features = (extract(backbone, train, size, device), extract(backbone, test, size, device))
-    return _judge(features, train, test, protocol, LAYER, size, data.test_origin)
+    return _judge(features, train, test, LAYER, size, data.test_origin)
 
 
-def evaluate_pixels(data: Dataset, size: int, protocol: KnnProtocol = KnnProtocol()) -> KnnResult:
+def evaluate_pixels(data: Dataset, size: int) -> KnnResult:
+    """The same by raw pixels, at most 64 a side: larger ones would be slower and no better to compare."""
     train, test = _labelled(data)
+    size = min(size, 64)
     features = (raw_pixels(train, size), raw_pixels(test, size))
-    return _judge(features, train, test, protocol, "pixels, L2-normalised", size, data.test_origin)
+    return _judge(features, train, test, "pixels, L2-normalised", size, data.test_origin)
 
 
 def can_judge(data: Dataset) -> bool:
     return data.test is not None and bool(data.train.labelled) and bool(data.test.labelled)
 
 
-def vote(
-    query: Float[Tensor, "q f"],
-    train: Float[Tensor, "n f"],
-    label: Int[Tensor, " n"],
-    k: int,
-    temperature: float | None = None,
-) -> Int[Tensor, " q"]:
-    """The class most of the k nearest belong to, on the CPU like the labels.
+def classify(
+    query: Float[Tensor, "q f"], train: Float[Tensor, "n f"], label: Int[Tensor, " n"], ballots: Mapping[str, Ballot]
+) -> dict[str, Int[Tensor, " q"]]:
+    """The class that most of the k nearest belong to, by each ballot; on the CPU like the labels.
 
     Equally near: the lower row. Equal votes: the lower class.
     """
-    k = min(k, len(train))
+    largest = min(max(ballot.k for ballot in ballots.values()), len(train))
     classes = int(label.max()) + 1
     everywhere = torch.ones(len(train), dtype=torch.bool, device=train.device)
     number = torch.arange(len(train), device=train.device)
-    chosen = []
+    chosen: dict[str, list[Tensor]] = {name: [] for name in ballots}
     for part in query.split(_CHUNK):
         nobody = Own(torch.full((len(part),), UNKNOWN, device=train.device))
-        near = nearest_vectors(part, train, everywhere, number, k, nobody)
+        near = nearest_vectors(part, train, everywhere, number, largest, nobody)
         # The few votes are counted on the CPU in double precision, which not every device has.
         similarity = (train[near] @ part[:, :, None])[:, :, 0].cpu().double()
-        weight = torch.ones_like(similarity) if temperature is None else torch.exp(similarity / temperature)
-        votes = torch.zeros(len(part), classes, dtype=torch.float64)
-        chosen.append(votes.scatter_add_(1, label[near.cpu()], weight).argmax(1))
-    return torch.cat(chosen)
+        theirs = label[near.cpu()]
+        for name, ballot in ballots.items():
+            weight = torch.exp(similarity / ballot.temperature) if ballot.temperature else torch.ones_like(similarity)
+            votes = torch.zeros(len(part), classes, dtype=torch.float64)
+            votes.scatter_add_(1, theirs[:, : ballot.k], weight[:, : ballot.k])
+            chosen[name].append(votes.argmax(1))
+    return {name: torch.cat(parts) for name, parts in chosen.items()}
 
 
-def _judge(
-    features: tuple[Tensor, Tensor],
-    train: Split,
-    test: Split,
-    protocol: KnnProtocol,
-    layer: str,
-    size: int,
-    origin: str,
-) -> KnnResult:
+def _judge(features: tuple[Tensor, Tensor], train: Split, test: Split, layer: str, size: int, origin: str) -> KnnResult:
     known, query = features
-    label, truth = train.truth, test.truth
-    ballots = {
-        "1-nn": (1, None),
-        f"{protocol.k}-nn": (protocol.k, None),
-        f"{protocol.k}-nn weighted": (protocol.k, protocol.temperature),
-    }
-    accuracy = {
-        name: 100 * (vote(query, known, label, k, temperature) == truth).double().mean().item()
-        for name, (k, temperature) in ballots.items()
-    }
+    guesses = classify(query, known, train.truth, BALLOTS)
+    right = {name: (guess == test.truth).double().mean().item() for name, guess in guesses.items()}
     described = {
-        **asdict(protocol),
-        "vote": "majority; weighted: exp(cosine / temperature)",
+        "votes": {
+            name: {
+                "k": min(ballot.k, len(train)),
+                "vote": "exp(cosine / temperature)" if ballot.temperature else "majority",
+                "temperature": ballot.temperature,
+            }
+            for name, ballot in BALLOTS.items()
+        },
         "layer": layer,
         "transform": transform_name(size),
         "train images": len(train),
         "test images": len(test),
-        "classes": int(label.max()) + 1,
+        "classes": len(train.truth.unique()),
         "test split": origin,
     }
-    return KnnResult(accuracy, described)
+    return KnnResult({name: 100 * share for name, share in right.items()}, described)
 
 
 def _labelled(data: Dataset) -> tuple[Split, Split]:

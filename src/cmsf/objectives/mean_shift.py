@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cmsf.bank import MemoryBank
 from cmsf.constraints import Constraint, Unconstrained
-from cmsf.neighbours import Neighbours, search
+from cmsf.neighbours import Candidates, Neighbours, search
 from cmsf.rows import UNKNOWN, Rows
 
 
@@ -30,7 +30,7 @@ def constrained_mean_shift(
 
     prediction: v, unit rows, differentiable.
     query: u with index, and label or companion where the constraint needs them.
-    bank: a MemoryBank, or plain Rows; either must hold the queries already, for u_i is a candidate itself.
+    bank: a MemoryBank, or plain Rows with one row an image; it must hold the queries, for u_i is a candidate itself.
     constraint: which rows are related; Unconstrained() is mean shift, and with k = 1 BYOL.
     k: how many neighbours; None for all of C_i.
     include_query: whether the query's own row (same index) may be in S_i.
@@ -41,22 +41,35 @@ def constrained_mean_shift(
         raise ValueError(f"k = {k} neighbours make no mean; use 1 or more, or None for all")
     with torch.no_grad():
         rows = bank.rows() if isinstance(bank, MemoryBank) else bank
+        if rows.repeats:
+            raise ValueError("an image has two rows among these; keep one row an image, as MemoryBank does")
+        candidates = constraint(query, rows)
         if include_query:
-            _check_holds(rows, query)
-        neighbours = search(query, rows, constraint(query, rows), k, include_query)
+            _check_own_rows(query, rows, candidates)
+        neighbours = search(query, rows, candidates, k, include_query)
     distance = 2 - 2 * (prediction * neighbours.mean).sum(1)
     pulled = neighbours.count > 0
     return (distance * pulled).sum() / pulled.sum().clamp_min(1), neighbours
 
 
-def _check_holds(rows: Rows, query: Rows) -> None:
-    missing = rows.positions_of(query.index) == UNKNOWN
+def _check_own_rows(query: Rows, rows: Rows, candidates: Candidates) -> None:
+    """A query that is not in its own C_i has been enqueued wrongly, or not at all."""
+    position = rows.positions_of(query.index)
+    missing = position == UNKNOWN
     if missing.any():
-        first = int(query.index[missing][0])
         raise ValueError(
-            f"{int(missing.sum())} of {len(query)} queries (the first is image {first}) are not in the bank; "
-            "enqueue them before the search, or pass include_query=False"
+            f"{_count(query, missing)} are not in the bank; enqueue them before the search, or pass include_query=False"
         )
+    unrelated = ~candidates.contains(query, rows, position)
+    if unrelated.any():
+        raise ValueError(
+            f"{_count(query, unrelated)} are not related to their own rows in the bank; "
+            "enqueue the labels and companions that you search with"
+        )
+
+
+def _count(query: Rows, which: Bool[Tensor, " b"]) -> str:
+    return f"{int(which.sum())} of {len(query)} queries (the first is image {int(query.index[which][0])})"
 
 
 @dataclass(frozen=True)
@@ -86,10 +99,11 @@ class MeanShift:
     terms: tuple[Term, ...]
 
     def __call__(self, prediction: Float[Tensor, "b d"], query: Rows, bank: MemoryBank) -> Outcome:
+        rows = bank.rows()
         parts, neighbours = {}, {}
         for term in self.terms:
             parts[term.name], neighbours[term.name] = constrained_mean_shift(
-                prediction, query, bank, term.constraint, term.k, term.include_query
+                prediction, query, rows, term.constraint, term.k, term.include_query
             )
         loss = torch.stack([term.weight * parts[term.name] for term in self.terms]).sum()
         return Outcome(loss, parts, neighbours)

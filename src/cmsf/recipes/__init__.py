@@ -14,31 +14,40 @@ from cmsf.recipes.scales import SCALES
 NAMES = tuple(f"{method}-{scale}" for method in METHODS for scale in SCALES)
 
 
-def named(name: str) -> Recipe:
-    """The recipe of a METHOD-SCALE."""
-    method, _, scale = name.rpartition("-")
-    if name not in NAMES:
+def check_name(name: str) -> None:
+    """Refuse what `find` will not find, without looking at any image."""
+    if _is_file(name):
+        if not Path(name).is_file():
+            raise BadInput(f"there is no recipe file {name}")
+    elif name not in METHODS and name not in NAMES:
         everything = [*METHODS, *NAMES]
         raise BadInput(f"no recipe is called {name!r}; {did_you_mean(name, everything, 'cmsf recipes lists them all')}")
-    return replace(METHODS[method](SCALES[scale]()), name=name)
 
 
 def find(name: str, small_images: bool) -> Recipe:
     """The recipe of a METHOD-SCALE, a bare METHOD (whose scale the images decide), or a YAML file."""
-    if name in METHODS:
-        return named(f"{name}-{'small' if small_images else 'standard'}")
-    if name.endswith((".yaml", ".yml")):
-        path = Path(name)
-        if not path.is_file():
-            raise BadInput(f"there is no recipe file {path}")
-        return Recipe.from_yaml(path.read_text(encoding="utf-8"), name)
-    return named(name)
+    check_name(name)
+    if _is_file(name):
+        return Recipe.read(Path(name))
+    return named(f"{name}-{'small' if small_images else 'standard'}" if name in METHODS else name)
+
+
+def named(name: str) -> Recipe:
+    """The recipe of a METHOD-SCALE."""
+    check_name(name)
+    method, _, scale = name.rpartition("-")
+    return replace(METHODS[method](SCALES[scale]()), name=name)
 
 
 def explain(name: str) -> str:
     """What a method does and where the paper has it."""
-    method = name if name in METHODS else named(name).name.rpartition("-")[0]
+    check_name(name)
+    method = name if name in METHODS else name.rpartition("-")[0]
     return cleandoc(METHODS[method].__doc__ or "")
 
 
-__all__ = ["METHODS", "NAMES", "SCALES", "explain", "find", "named"]
+def _is_file(name: str) -> bool:
+    return name.endswith((".yaml", ".yml"))
+
+
+__all__ = ["METHODS", "NAMES", "SCALES", "check_name", "explain", "find", "named"]
