@@ -180,7 +180,7 @@ def _recipes(chosen: argparse.Namespace) -> int:
             print(f"{method:{width}}  {explain(method).splitlines()[0]}")
         print("\nScales, as METHOD-SCALE; a bare METHOD picks small or standard by the size of the images:")
         for scale, make in SCALES.items():
-            print(f"{scale:{width}}  {make.__doc__}")
+            print(f"{scale:{width}}  {(make.__doc__ or '').splitlines()[0]}")
         return 0
     if chosen.name in METHODS:
         print(explain(chosen.name))

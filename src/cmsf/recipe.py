@@ -77,7 +77,9 @@ class Recipe:
 
     # Optimisation
     epochs: int = setting(200, "passes over the images", least=1)
-    batch_size: int | Auto = setting(AUTO, "images a step; auto: 256, fewer for few images", least=2)
+    batch_size: int | Auto = setting(
+        AUTO, "images a step; auto: 256, or 128 below 20,000 images, or fewer for few", least=2
+    )
     lr: float = setting(0.05, "learning rate of SGD; falls to zero by a cosine", above=0)
     warmup_epochs: int = setting(0, "epochs over which the learning rate rises from zero", least=0)
     sgd_momentum: float = setting(0.9, "momentum of SGD", least=0, most=1)

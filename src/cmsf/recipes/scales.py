@@ -27,9 +27,9 @@ def standard() -> Recipe:
 def small() -> Recipe:
     """Images up to 64 px on a laptop: the small residual net at the images' own size.
 
-    Chosen on images of Fashion-MNIST outside of the embedded sample (docs/log.md). Two things matter most: a weak view
-    that shows nearly all of the image, or else the neighbours are hardly purer than chance, and the many small steps and
-    the strong weight decay of a short run.
+    Chosen on images of Fashion-MNIST outside of the embedded sample (docs/log.md). What matters most: a weak view that
+    shows nearly all of the image, or else most neighbours are of another class; small batches, for the run is short;
+    and a strong weight decay.
     """
     return Recipe(
         backbone="small-residual",
@@ -39,7 +39,6 @@ def small() -> Recipe:
         strong_crop=0.2,
         blur=0.0,
         epochs=20,
-        batch_size=128,
         lr=0.2,
         weight_decay=1e-3,
         target_momentum=0.95,
