@@ -12,11 +12,12 @@ from torch import nn
 
 from cmsf.assembly import LARGEST_SMALL_IMAGE, make_encoders, make_learner, resolve, view_size
 from cmsf.data import SAMPLE, Dataset, open_source
+from cmsf.environment import describe_environment
 from cmsf.errors import BadInput
 from cmsf.evaluation import KnnResult, evaluate_knn, evaluate_pixels
 from cmsf.recipe import Recipe
 from cmsf.recipes import METHODS, find
-from cmsf.run_folder import RunFolder, describe_environment
+from cmsf.run_folder import RunFolder
 from cmsf.screen import Screen
 from cmsf.training import Training
 

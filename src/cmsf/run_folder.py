@@ -5,14 +5,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import platform
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +22,11 @@ from torch import nn
 from cmsf import checkpoint
 from cmsf.assembly import empty_backbone
 from cmsf.data import Dataset
+from cmsf.environment import BIT_FOR_BIT
 from cmsf.errors import BadInput
 from cmsf.files import atomically, write_text
 from cmsf.recipe import Resolved
 from cmsf.rows import UNKNOWN
-
-_BIT_FOR_BIT = ("machine", "device", "threads", "python", "torch", "torchvision", "timm", "numpy")
-"""What has to be the same for a resumed run to equal an uninterrupted one to the last bit."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +131,7 @@ class RunFolder:
             raise BadInput(f"{self.path} already holds another run ({shown}); choose another --out, or remove it")
         return [
             f"{name} was {before.get(name)} and is {environment[name]}"
-            for name in _BIT_FOR_BIT
+            for name in BIT_FOR_BIT
             if before.get(name) != environment[name]
         ]
 
@@ -195,22 +189,6 @@ class RunFolder:
         write_text(path, json.dumps(result, indent=2) + "\n")
 
 
-def describe_environment(data: str, recipe: Resolved, device: str) -> dict[str, Any]:
-    """Versions, seed, machine and commit: what one needs to know to get the same numbers again."""
-    packages = ("torch", "torchvision", "timm", "numpy", "cmsf")
-    return {
-        "data": data,
-        "seed": recipe.seed,
-        "device": device,
-        "threads": torch.get_num_threads(),
-        "machine": f"{platform.machine()}, {_processor()}, {os.cpu_count()} cores, {platform.system()}",
-        "python": platform.python_version(),
-        **{name: version(name) for name in packages},
-        "commit": _commit(),
-        "command": sys.argv,
-    }
-
-
 def _listing(data: Dataset) -> pa.Table:
     rows: dict[str, list[Any]] = {"path": [], "index": [], "label": [], "split": []}
     for name, split in (("train", data.train), ("test", data.test)):
@@ -221,24 +199,3 @@ def _listing(data: Dataset) -> pa.Table:
             rows["split"] += [name] * len(split)
     types = {"path": pa.string(), "index": pa.int64(), "label": pa.string(), "split": pa.string()}
     return pa.table(rows, schema=pa.schema(list(types.items())))
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
-def _commit() -> str | None:
-    """The commit of the source tree that this package runs from, if it runs from one."""
-    tree = Path(__file__).resolve().parents[2]
-    if not (tree / ".git").exists():
-        return None
-    command = ["git", "-C", str(tree), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:  # a tree with .git on a machine without git
-        return None
-    return answer.stdout.strip() or None

@@ -1,0 +1,55 @@
+"""Versions, seed, machine and commit: what one needs to know to get the same numbers again."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cmsf.recipe import Resolved
+
+BIT_FOR_BIT = ("machine", "device", "threads", "python", "torch", "torchvision", "timm", "numpy")
+"""What has to be the same for a resumed run to equal an uninterrupted one to the last bit."""
+
+
+def describe_environment(data: str, recipe: Resolved, device: str) -> dict[str, Any]:
+    """What a run records of itself before it starts."""
+    packages = ("torch", "torchvision", "timm", "numpy", "cmsf")
+    return {
+        "data": data,
+        "seed": recipe.seed,
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "machine": f"{platform.machine()}, {_processor()}, {os.cpu_count()} cores, {platform.system()}",
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+        "commit": _commit(),
+        "command": sys.argv,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _commit() -> str | None:
+    """The commit of the source tree that this package runs from, if it runs from one."""
+    tree = Path(__file__).resolve().parents[2]
+    if not (tree / ".git").exists():
+        return None
+    command = ["git", "-C", str(tree), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:  # a tree with .git on a machine without git
+        return None
+    return answer.stdout.strip() or None
