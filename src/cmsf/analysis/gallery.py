@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Int
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
@@ -103,7 +104,7 @@ def _thumbnail(split: Split, image: int) -> NDArray[np.float32]:
     return shown
 
 
-def _show(axes, split: Split, image: int, classes: Sequence[str], colour: str) -> None:  # type: ignore[no-untyped-def]
+def _show(axes: Axes, split: Split, image: int, classes: Sequence[str], colour: str) -> None:
     axes.imshow(_thumbnail(split, image), interpolation="nearest")
     axes.set_xticks([])
     axes.set_yticks([])
