@@ -25,7 +25,7 @@ format: venv
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-venv: $(READY) ## the environment alone: 5 GB, about two minutes
+venv: $(READY) ## the environment alone: 6 GB, about two minutes
 	@# A kept environment may come from another checkout: point it at this one.
 	@test "$$(cat $(VENV)/.tree 2>/dev/null)" = "$(CURDIR)" || { \
 		$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable . && \

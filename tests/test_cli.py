@@ -56,7 +56,7 @@ def bars(tmp_path: Path) -> Path:
         (["train", "msf", "--data", "nowhere"], "there is no nowhere"),
         (["train", "msf", "--backbone", "resnet81"], "no backbone is called 'resnet81'; did you mean resnet18?"),
         (["recipes", "msf-smal"], "did you mean msf-small?"),
-        (["evaluate", "nowhere"], "nowhere is no run"),
+        (["evaluate", "nowhere"], "there is no run nowhere"),
         (["evaluate"], "the following arguments are required: RUN"),
     ],
 )
@@ -191,8 +191,24 @@ def test_train_then_evaluate_prints_the_table(bars: Path, tmp_path: Path, capsys
     assert "cmsf-self is cmsf-self-small here: the images are 16 px" in capsys.readouterr().err
     assert main(["evaluate", str(out), "--references"]) == 0
     table = capsys.readouterr().out
-    for words in ("raw pixels", "untrained encoder", "trained encoder", "1-NN", "20-NN", "neighbours.png"):
+    for words in (
+        "16 test images",
+        "raw pixels",
+        "untrained encoder",
+        "trained encoder",
+        "1-NN",
+        "20-NN",
+        "neighbours.png",
+    ):
         assert words in table
+
+
+def test_a_folder_in_the_place_of_a_recipe_is_understood(
+    bars: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert f"cmsf train cmsf-self --data {bars}" in refusal(capsys, "train", bars)
+    (tmp_path / "file.txt").write_text("no run")
+    assert "is no run" in refusal(capsys, "evaluate", tmp_path)
 
 
 def test_recipes_are_listed_and_a_printed_one_can_be_trained(

@@ -34,6 +34,16 @@ def test_class_folders_are_labels_and_a_tenth_is_held_out(tmp_path: Path) -> Non
     assert open_source(tmp_path / "photos").load(256, seed=1).test.paths != data.test.paths
 
 
+def test_only_labelled_images_are_held_out(tmp_path: Path) -> None:
+    label = np.full(60, -1)
+    label[::3] = np.arange(20) % 2
+    np.savez(tmp_path / "some.npz", x=np.zeros((60, 8, 8), np.uint8), y=label)
+    data = open_source(tmp_path / "some.npz").load(64, seed=0)
+    assert data.test_origin == "2 of 20 labelled images, held out by seed 0"
+    assert (data.test.truth != UNKNOWN).all()
+    assert (len(data.train), data.train.labelled) == (58, 18)
+
+
 def test_a_flat_folder_is_unlabelled_and_nothing_is_held_out(tmp_path: Path) -> None:
     for i in range(5):
         Image.new("RGB", (30, 20), (i, i, i)).save(tmp_path / f"{i}.png")

@@ -199,6 +199,15 @@ def test_the_number_in_training_is_the_number_afterwards(bars: Path, tmp_path: P
     assert saved["protocol"]["votes"]["20-nn weighted"]["temperature"] == 0.07
 
 
+def test_the_default_folder_is_named_after_the_recipe_or_its_file(
+    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cmsf.train("msf", bars, quiet=True, **TINY).path == Path("runs/msf-small")
+    Path("mine.yaml").write_text("name: msf-small\nbackbone: small-residual\n")
+    assert cmsf.train("mine.yaml", bars, quiet=True, **TINY).path == Path("runs/mine")
+
+
 def test_a_loaded_backbone_is_a_plain_module_in_eval_mode(bars: Path, tmp_path: Path) -> None:
     run = cmsf.train("msf-small", bars, tmp_path / "run", quiet=True, **TINY)
     backbone = cmsf.load(run.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,10 @@ class Run:
         names = ["knn", "" if data is None else Path(data).expanduser().resolve().stem, of.replace(" ", "-")]
         return self.path / "results" / f"{'-'.join(filter(None, names))}.json"
 
+    def test_images(self, data: str | Path | None = None) -> int:
+        """How many images the evaluation that was written last has judged."""
+        return int(json.loads(self.result_file(data).read_text(encoding="utf-8"))["protocol"]["test images"])
+
     def _save(self, result: KnnResult, data: str | Path | None, about: dict[str, str]) -> None:
         spec = self.folder.environment()["data"] if data is None else _lasting_name(data)
         known = {"metric": "knn", "data": spec, "recipe": self.recipe.name} | about
@@ -95,7 +100,7 @@ def train(
 
     recipe: METHOD, METHOD-SCALE, a saved recipe.yaml, or a Recipe.
     data: a folder of images or an .npz; None for the embedded sample.
-    out: the run folder, by default runs/RECIPE.
+    out: the run folder, by default runs/ and the recipe's or the file's name.
     changes: any field of the recipe, e.g. epochs=100.
     """
     screen = screen or Screen(quiet=quiet)
@@ -104,6 +109,7 @@ def train(
     side = source.typical_side()
     if isinstance(recipe, str):
         name, recipe = recipe, find(recipe, small_images=side <= LARGEST_SMALL_IMAGE)
+        out = Path("runs") / (recipe.name if name in METHODS else Path(name).stem) if out is None else out
         if name in METHODS:
             screen.say(f"{name} is {recipe.name} here: the images are {side} px on their shorter side")
     recipe = recipe.changed(changes)
@@ -126,7 +132,7 @@ def train(
     with folder.locked():
         folder.check_same_images(images)
         if folder.complete():
-            screen.say(f"{folder.path} is complete already")
+            screen.say(f"{folder.path} is complete already; remove it to train again")
             return Run(folder.path)
         for difference in differences:
             screen.say(f"{difference}: the run will not equal an uninterrupted one bit for bit")

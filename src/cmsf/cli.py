@@ -88,7 +88,7 @@ def _train_parser(commands: Any) -> _Parser:
         metavar="SOURCE",
         help="a folder of images (class folders or flat) or an .npz; without it, the embedded sample",
     )
-    parser.add_argument("--out", metavar="RUN", help="the run folder (default: runs/RECIPE)")
+    parser.add_argument("--out", metavar="RUN", help="the run folder (default: runs/ and the recipe's name)")
     _add_machine_flags(parser)
     parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
     settings = parser.add_argument_group("settings, where not as in the recipe (cmsf recipes NAME shows it)")
@@ -152,7 +152,9 @@ def _evaluate(chosen: argparse.Namespace) -> int:
             label = "trained encoder" if len(runs) == 1 else str(run.path)
             rows[label] = run.evaluate("knn", chosen.data, chosen.device)
     columns = list(next(iter(rows.values())))
-    table = Table(title="accuracy on the test images, %", title_justify="left")
+    judged = {run.test_images(chosen.data) for run in runs}
+    counted = f"{judged.pop()} test images" if len(judged) == 1 else "the test images"
+    table = Table(title=f"accuracy on {counted}, %", title_justify="left")
     table.add_column("")
     for column in columns:
         table.add_column(column.replace("-nn", "-NN"), justify="right")

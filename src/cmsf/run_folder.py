@@ -85,6 +85,8 @@ class RunFolder:
             raise BadInput(f"--out {str(self.path)[:80]} will not do: {error.strerror}") from None
 
     def recipe(self) -> Resolved:
+        if not self.path.exists():
+            raise BadInput(f"there is no run {self.path}")
         if not self.exists():
             raise BadInput(f"{self.path} is no run: it has no recipe.yaml; give a folder that cmsf train wrote")
         return Resolved.read(self.recipe_file)

@@ -57,5 +57,5 @@ class Screen:
         if line["purity_constrained"] == line["purity_constrained"]:  # not NaN: some class is known
             words.append(f"purity {line['purity_unconstrained']:.2f} in M, {line['purity_constrained']:.2f} in C")
         words.append(f"median rank {line['rank_median']:.0f}")
-        words += [f"{name} {line[name]:.1f} %" for name in ("1-nn", "20-nn") if name in line]
+        words += [f"{name} {line[name]:.2f} %" for name in ("1-nn", "20-nn") if name in line]
         self.say("   ".join(words))

@@ -74,12 +74,14 @@ class Source(ABC):
 
 
 def hold_out(name: str, classes: tuple[str, ...], everything: Split, seed: int) -> Dataset:
-    """A tenth of labelled images becomes the test split, by a hash; unlabelled images have nothing to test."""
+    """A tenth of the labelled images becomes the test split, by a hash; unlabelled ones have nothing to test."""
     if not everything.labelled:
         return Dataset(name, classes, everything, None, "none: the images have no labels")
-    chance = uniform(1, seed, _HOLDING_OUT, torch.arange(len(everything)))[:, 0]
-    order = chance.argsort(stable=True)
-    count = -(-len(everything) // _HELD_OUT_SHARE)
-    test, train = order[:count].sort().values, order[count:].sort().values
-    origin = f"{count} of {len(everything)} images, held out by seed {seed}"
+    index = torch.arange(len(everything))
+    chance = uniform(1, seed, _HOLDING_OUT, index)[:, 0]
+    labelled = (everything.truth != UNKNOWN).nonzero()[:, 0]
+    count = -(-len(labelled) // _HELD_OUT_SHARE)
+    test = labelled[chance[labelled].argsort(stable=True)[:count]].sort().values
+    train = index[~torch.isin(index, test)]
+    origin = f"{count} of {len(labelled)} labelled images, held out by seed {seed}"
     return Dataset(name, classes, everything.part(train), everything.part(test), origin)

@@ -87,7 +87,7 @@ def classify(
 def _judge(features: tuple[Tensor, Tensor], train: Split, test: Split, layer: str, size: int, origin: str) -> KnnResult:
     known, query = features
     guesses = classify(query, known, train.truth, BALLOTS)
-    right = {name: (guess == test.truth).double().mean().item() for name, guess in guesses.items()}
+    right = {name: int((guess == test.truth).sum()) for name, guess in guesses.items()}
     described = {
         "votes": {
             name: {
@@ -104,11 +104,11 @@ def _judge(features: tuple[Tensor, Tensor], train: Split, test: Split, layer: st
         "classes": len(train.truth.unique()),
         "test split": origin,
     }
-    return KnnResult({name: 100 * share for name, share in right.items()}, described)
+    return KnnResult({name: 100 * count / len(test) for name, count in right.items()}, described)
 
 
 def _labelled(data: Dataset) -> tuple[Split, Split]:
     if data.test is None or not can_judge(data):
-        raise BadInput(f"{data.name} has no labels to judge by; k-NN needs labelled training and test images")
+        raise BadInput(f"{data.name} has no labels to judge by; give labelled images with --data")
     train, test = (split.part((split.truth != UNKNOWN).nonzero()[:, 0]) for split in (data.train, data.test))
     return train, test

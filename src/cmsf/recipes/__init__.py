@@ -20,8 +20,10 @@ def check_name(name: str) -> None:
         if not Path(name).is_file():
             raise BadInput(f"there is no recipe file {name}")
     elif name not in METHODS and name not in NAMES:
-        everything = [*METHODS, *NAMES]
-        raise BadInput(f"no recipe is called {name!r}; {did_you_mean(name, everything, 'cmsf recipes lists them all')}")
+        hint = did_you_mean(name, [*METHODS, *NAMES], "cmsf recipes lists them all")
+        if Path(name).exists():
+            hint = f"to learn from what is there: cmsf train cmsf-self --data {name}"
+        raise BadInput(f"no recipe is called {name!r}; {hint}")
 
 
 def find(name: str, small_images: bool) -> Recipe:
