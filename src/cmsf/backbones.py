@@ -72,7 +72,7 @@ def _use_small_stem(backbone: nn.Module, name: str) -> None:
 
 
 class SmallResidualNet(nn.Module):
-    """Four residual blocks for images up to 64 px: about 12 million multiplications for 28 × 28."""
+    """Four residual blocks for images up to 64 px: about 13 million multiplications for 28 × 28."""
 
     def __init__(self, widths: tuple[int, ...] = (16, 32, 64, 128)) -> None:
         super().__init__()

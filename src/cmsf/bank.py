@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from cmsf.rows import UNKNOWN, Rows
@@ -63,14 +63,14 @@ class MemoryBank(nn.Module):
             dim = rows.companion.shape[1]
             raise ValueError(f"the rows have companions and this bank keeps none; make it with companion_dim={dim}")
 
-        self._retire(torch.isin(self.index, rows.index))
+        self._retire(torch.isin(self.index, rows.index).nonzero()[:, 0])
         slot = (torch.arange(count, device=self.index.device) + self.next) % self.size
         self.embedding[slot] = rows.embedding.to(self.embedding.dtype)
-        self.index[slot] = self._last_of_each(rows.index)
+        self.index[slot] = rows.index
         self.label[slot] = UNKNOWN if rows.label is None else rows.label
         if self.companion is not None and rows.companion is not None:
             self.companion[slot] = rows.companion.to(self.companion.dtype)
-        self._retire(self.index == UNKNOWN)
+        self._retire(slot[_again_later(rows.index)])
         self.next = (self.next + count) % self.size
         self.written = min(self.size, self.written + count)
 
@@ -79,23 +79,22 @@ class MemoryBank(nn.Module):
         everything = Rows(self.embedding, self.index, self.label, self.companion)
         return everything if self.written == self.size else everything[: self.written]
 
-    def _retire(self, gone: Tensor) -> None:
-        self.index.masked_fill_(gone, UNKNOWN)
-        self.label.masked_fill_(gone, UNKNOWN)
+    def _retire(self, slot: Int[Tensor, " n"]) -> None:
+        self.index[slot] = UNKNOWN
+        self.label[slot] = UNKNOWN
         if self.companion is not None:
-            self.companion.masked_fill_(gone[:, None], torch.nan)
-
-    @staticmethod
-    def _last_of_each(index: Tensor) -> Tensor:
-        """Within one batch too, only the newest row of an image lives."""
-        again_later = (index[:, None] == index[None, :]).triu(1).any(1)
-        return index.masked_fill(again_later, UNKNOWN)
+            self.companion[slot] = torch.nan
 
     def get_extra_state(self) -> dict[str, int]:
         return {"next": self.next, "written": self.written}
 
     def set_extra_state(self, state: dict[str, int]) -> None:
         self.next, self.written = state["next"], state["written"]
+
+
+def _again_later(index: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
+    """Whose image comes again in the same batch: within a batch too, only the newest row of an image lives."""
+    return (index[:, None] == index[None, :]).triu(1).any(1)
 
 
 class EmbeddingCache:

@@ -111,10 +111,8 @@ class RunFolder:
                 pq.write_table(_listing(data), temporary)
             write_text(draft.recipe_file, recipe.to_yaml())
             if place.exists():  # an empty folder, perhaps somebody's working directory: it stays the same folder
-                for name in sorted(
-                    path.name for path in draft.path.iterdir()
-                ):  # recipe.yaml, which makes it a run, last
-                    (draft.path / name).replace(place / name)
+                for file in (draft.environment_file, draft.data_file, draft.recipe_file):  # the last makes it a run
+                    file.replace(place / file.name)
             else:
                 draft.path.replace(place)
         except OSError as error:
