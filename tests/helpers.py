@@ -45,11 +45,13 @@ def images_of_classes(per_class: int, classes: int, side: int, seed: int = 0) ->
 def noise_split(count: int, seed: int) -> Split:
     """Random pixels in three classes."""
     images = torch.randint(256, (count, 3, 12, 12), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
-    return Split(images, [str(i) for i in range(count)], torch.arange(count) % 3)
+    truth = torch.arange(count) % 3
+    return Split(images, [str(i) for i in range(count)], truth, truth)
 
 
 def noise(train: int, test: int) -> Dataset:
-    return Dataset("noise", ("a", "b", "c"), noise_split(train, 0), noise_split(test, 1), f"{test} images")
+    names = ("a", "b", "c")
+    return Dataset("noise", names, names, noise_split(train, 0), noise_split(test, 1), f"{test} images")
 
 
 def write_npz(path: Path, per_class: int = 40, classes: int = 4, side: int = 16, labelled: bool = True) -> Path:

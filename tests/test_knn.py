@@ -85,11 +85,12 @@ def test_features_do_not_depend_on_the_batch_size(monkeypatch: pytest.MonkeyPatc
 
 def test_raw_pixels_find_an_image_that_is_there_already() -> None:
     images = noise_split(40, 0)
-    same = Dataset("same", ("a", "b", "c"), images, images, "the same")
+    same = Dataset("same", ("a", "b", "c"), ("a", "b", "c"), images, images, "the same")
     assert evaluate_pixels(same, 12).accuracy["1-nn"] == 100
 
 
 def test_unlabelled_data_cannot_be_judged_and_says_so() -> None:
-    unlabelled = Split(noise_split(9, 0).pictures, list("abcdefghi"), torch.full((9,), -1))
+    none = torch.full((9,), -1)
+    unlabelled = Split(noise_split(9, 0).pictures, list("abcdefghi"), none, none)
     with pytest.raises(BadInput, match="no labels to judge by"):
-        evaluate_knn(network(), Dataset("flat", (), unlabelled, None, "none"), 12, "cpu")
+        evaluate_knn(network(), Dataset("flat", (), (), unlabelled, None, "none"), 12, "cpu")

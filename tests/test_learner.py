@@ -12,10 +12,11 @@ from torch.nn.functional import normalize
 from cmsf.assembly import make_learner
 from cmsf.encoders import Encoders
 from cmsf.knowledge import PreviousEpoch, ThirdView
-from cmsf.learner import STRONG, THIRD, WEAK, Learner
+from cmsf.learner import EXTRA, STRONG, THIRD, WEAK, Learner
 from cmsf.recipe import Recipe, Resolved
 from cmsf.recipes import METHODS
 from cmsf.rows import Rows
+from cmsf.views import WholeBatch
 
 IMAGES, BATCH, BANK, EPOCHS, SEED = 14, 4, 9, 4, 3
 LR, DECAY, MOMENTUM, TARGET = 0.1, 1e-3, 0.9, 0.8
@@ -26,6 +27,7 @@ VARIANTS = {
     "cmsf-sup without u": {"method": "cmsf-sup", "include_query": False},
     "cmsf-sup-all without u": {"method": "cmsf-sup-all", "include_query": False},
     "cmsf-self by a third view": {"method": "cmsf-self", "companions": "third-view"},
+    "cmsf-self with multi-crop": {"method": "cmsf-self", "extra_crops": 3},
 }
 
 
@@ -55,7 +57,8 @@ def make(variant: str) -> tuple[Resolved, Learner]:
     )
     # k and k' small enough to leave somebody out of a bank of nine.
     recipe = replace(recipe, k=recipe.k if recipe.k in (1, "all") else 3, companion_k=4, **changes)
-    resolved = Resolved(**asdict(recipe))
+    numbers = {"weak_crop": 0.2, "strong_crop": 0.2, "extra_size": 8, "cache": "ram"}
+    resolved = Resolved(**(asdict(recipe) | numbers))
     learner = make_learner(resolved, LABEL, "cpu")
     torch.manual_seed(SEED)
     learner.encoders = Encoders(TinyNet(), 8, 7, 5).double()
@@ -71,7 +74,7 @@ class ByHand:
 
     def __init__(self, recipe: Recipe, learner: Learner) -> None:
         self.recipe = recipe
-        self.weak, self.strong = learner.weak, learner.strong
+        self.weak, self.strong, self.extra = learner.weak, learner.strong, learner.extra
         encoders = copy.deepcopy(learner.encoders)
         self.f, self.g, self.h = encoders.target, encoders.online, encoders.predictor
         self.theta = [*self.g.parameters(), *self.h.parameters()]
@@ -81,12 +84,15 @@ class ByHand:
 
     def step(self, index: Tensor, epoch: int) -> float:
         def view(augmentation, number: int) -> Tensor:
-            return augmentation(PICTURES[index], index, seed=SEED, epoch=epoch, view=number)
+            return augmentation(WholeBatch(index, SEED, epoch, PICTURES[index]), number)
 
         with torch.no_grad():
             u = normalize(self.f(view(self.weak, WEAK)), dim=1)
             third = normalize(self.f(view(self.weak, THIRD)), dim=1) if self.recipe.companions == "third-view" else None
-        v = normalize(self.h(self.g(view(self.strong, STRONG))), dim=1)
+        predictions = [normalize(self.h(self.g(view(self.strong, STRONG))), dim=1)]
+        if self.recipe.extra_crops:  # all crops of a size pass together
+            crops = torch.cat([view(self.extra, EXTRA + number) for number in range(self.recipe.extra_crops)])
+            predictions += normalize(self.h(self.g(crops)), dim=1).split(len(index))
         entering = []
         for i, image in enumerate(index.tolist()):
             w = third[i] if third is not None else self.previous.get(image, torch.full_like(u[i], torch.nan))
@@ -105,7 +111,8 @@ class ByHand:
             constrained = oracle.near_companion(query, rows, self.recipe.companion_k)
 
         def pull(related) -> Tensor:
-            return oracle.loss(v, rows, oracle.chosen(query, rows, related, k, self.recipe.include_query))
+            chosen = oracle.chosen(query, rows, related, k, self.recipe.include_query)
+            return sum(oracle.loss(v, rows, chosen) for v in predictions) / len(predictions)
 
         if constrained is None:
             loss = pull(plain)
@@ -139,7 +146,7 @@ def test_a_run_of_many_steps_equals_the_method_written_out_by_hand(variant: str)
     for epoch in range(EPOCHS):
         order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(epoch))
         for index in order.split(BATCH)[: IMAGES // BATCH]:
-            _, outcome = learner.step(PICTURES[index], index, epoch, TARGET)
+            _, outcome = learner.step(WholeBatch(index, SEED, epoch, PICTURES[index]), TARGET)
             assert float(outcome.loss.detach()) == pytest.approx(slow.step(index, epoch), abs=1e-10)
     for name, value in slow.g.state_dict().items():
         torch.testing.assert_close(learner.encoders.online.state_dict()[name], value, rtol=0, atol=1e-10)
@@ -153,7 +160,7 @@ def test_a_companion_is_last_epochs_embedding_and_stays_with_its_row() -> None:
     for epoch in range(3):
         seen.append({})
         for index in torch.arange(12).split(BATCH):
-            query, _ = learner.step(PICTURES[index], index, epoch, TARGET)
+            query, _ = learner.step(WholeBatch(index, SEED, epoch, PICTURES[index]), TARGET)
             seen[epoch] |= {int(image): u for image, u in zip(index, query.embedding, strict=True)}
             assert query.has_companion.all() == (epoch > 0)
             if epoch:
@@ -168,6 +175,6 @@ def test_a_companion_is_last_epochs_embedding_and_stays_with_its_row() -> None:
 def test_a_third_view_is_neither_of_the_two_others() -> None:
     _, learner = make("cmsf-self by a third view")
     assert isinstance(learner.knowledge, ThirdView)
-    query, _ = learner.step(PICTURES[:4], torch.arange(4), 0, TARGET)
+    query, _ = learner.step(WholeBatch(torch.arange(4), SEED, 0, PICTURES[:4]), TARGET)
     assert query.has_companion.all()
     assert ((query.companion - query.embedding).norm(dim=1) > 1e-3).all()

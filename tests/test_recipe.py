@@ -23,13 +23,7 @@ def test_the_imagenet_scale_is_the_papers() -> None:
     assert (recipe.epochs, recipe.lr, recipe.sgd_momentum, recipe.weight_decay) == (200, 0.05, 0.9, 1e-4)
     assert (recipe.target_momentum, recipe.target_momentum_end) == (0.99, 0.99)
     assert (recipe.k, recipe.companion_k, recipe.unconstrained_weight) == (5, 5, 0.5)
-    assert (recipe.weak_crop, recipe.strong_crop, recipe.jitter, recipe.greyscale, recipe.blur) == (
-        0.2,
-        0.2,
-        0.8,
-        0.2,
-        0.5,
-    )
+    assert (recipe.jitter, recipe.greyscale, recipe.blur, recipe.solarise) == (0.8, 0.2, 0.5, 0)
     assert (recipe.brightness, recipe.contrast, recipe.saturation, recipe.hue) == (0.4, 0.4, 0.4, 0.1)
     assert (named("cmsf-sup-imagenet").k, named("cmsf-sup-all-imagenet").k, named("byol-imagenet").k) == (10, "all", 1)
 

@@ -22,6 +22,7 @@ from cmsf.recipes import METHODS
 from cmsf.schedule import Schedule
 from cmsf.screen import Screen
 from cmsf.training import Stopped
+from cmsf.views import Batch
 
 TINY = {"epochs": 3, "batch_size": 32, "log_every": 2, "projection_hidden": 32, "projection_dim": 16}
 
@@ -100,7 +101,7 @@ def test_a_run_folder_holds_what_it_should(bars: Path, tmp_path: Path) -> None:
     environment = json.loads((run.path / "environment.json").read_text())
     assert {"torch", "seed", "machine", "commit", "threads"} <= set(environment)
     listing = pq.read_table(run.path / "data.parquet").to_pylist()
-    assert listing[0].keys() == {"path", "index", "label", "split"}
+    assert listing[0].keys() == {"path", "index", "label", "truth", "split"}
     assert len(listing) == 160
     assert list((run.path / "tensorboard").iterdir())
 
@@ -154,10 +155,10 @@ def test_a_run_follows_its_schedule_and_takes_every_epoch_in_another_order(
     seen: list[tuple[int, list[int], float, float]] = []
     step = Learner.step
 
-    def watched(learner: Learner, pictures: Any, index: torch.Tensor, epoch: int, momentum: float) -> Any:
+    def watched(learner: Learner, batch: Batch, momentum: float) -> Any:
         lr = learner.optimiser.param_groups[0]["lr"]
-        seen.append((epoch, index.tolist(), lr, momentum))
-        return step(learner, pictures, index, epoch, momentum)
+        seen.append((batch.epoch, batch.index.tolist(), lr, momentum))
+        return step(learner, batch, momentum)
 
     monkeypatch.setattr(Learner, "step", watched)
     changes = TINY | {"target_momentum": 0.5, "target_momentum_end": 0.9, "warmup_epochs": 1}

@@ -9,7 +9,8 @@ from cmsf.schedule import Schedule
 
 def schedule(**changes: object) -> Schedule:
     numbers = {"bank_size": 1, "batch_size": 2, "size": 8, "projection_hidden": 1, "projection_dim": 2, "epochs": 20}
-    return Schedule(Resolved(**(asdict(Recipe()) | numbers | changes)), steps_per_epoch=10)
+    others = {"weak_crop": 0.2, "strong_crop": 0.2, "extra_size": 8, "cache": "ram"}
+    return Schedule(Resolved(**(asdict(Recipe()) | numbers | others | changes)), steps_per_epoch=10)
 
 
 def test_the_learning_rate_falls_to_zero_by_a_cosine() -> None:

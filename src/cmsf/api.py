@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,26 @@ import torch
 from torch import nn
 
 from cmsf.assembly import LARGEST_SMALL_IMAGE, make_encoders, make_learner, resolve, view_size
-from cmsf.data import SAMPLE, Dataset, open_source
+from cmsf.data import (
+    Dataset,
+    Request,
+    Source,
+    Unreadable,
+    default_workers,
+    open_source,
+    unreadable_message,
+)
+from cmsf.data import (
+    load as load_images,
+)
 from cmsf.environment import describe_environment
 from cmsf.errors import BadInput
 from cmsf.evaluation import KnnResult, evaluate_knn, evaluate_pixels
-from cmsf.recipe import Recipe
+from cmsf.recipe import AUTO, Recipe
 from cmsf.recipes import METHODS, find
 from cmsf.run_folder import RunFolder
 from cmsf.screen import Screen
 from cmsf.training import Training
-
-_STORED = 2
-"""Decoded images are kept with a shorter side of at most this many times the view."""
 
 
 class Run:
@@ -43,29 +51,43 @@ class Run:
 
     def data(self, data: str | Path | None = None) -> Dataset:
         """The images of the run, which must not have changed since, or others; as the run sees them."""
-        spec = self.folder.environment()["data"] if data is None else data
-        images = open_source(spec).load(_STORED * self.recipe.size, self.recipe.seed)
-        if data is None:
-            self.folder.check_same_images(images)
+        if data is not None:
+            as_they_are = Recipe(seed=self.recipe.seed, skip_broken=self.recipe.skip_broken)
+            return load_images(open_source(data), as_they_are, self.recipe.size)
+        request = self.folder.request()
+        if request.runs_a_command:  # the folder may be somebody else's
+            raise BadInput(
+                f"the data of {self.path} is a shell command, {request.data}; to run it, give it with --data"
+            )
+        images = _load(open_source(request.data), request, self.recipe, self.recipe.size, self.folder)
+        self.folder.check_same_images(images)
         return images
 
-    def evaluate(self, metric: str = "knn", data: str | Path | None = None, device: str = "auto") -> dict[str, float]:
+    def evaluate(
+        self,
+        metric: str = "knn",
+        data: str | Path | None = None,
+        device: str = "auto",
+        workers: int | None = None,
+    ) -> dict[str, float]:
         """Per cent by vote, e.g. {"1-nn": 81.2, "20-nn": 83.0, …}; written with its protocol to results/."""
         if metric != "knn":
             raise BadInput(f"there is no evaluation {metric!r}; use knn")
         images, where = self.data(data), pick_device(device)
-        result = evaluate_knn(self.backbone(where), images, self.recipe.size, where)
+        result = evaluate_knn(self.backbone(where), images, self.recipe.size, where, _workers(workers))
         weights = hashlib.sha256(self.folder.backbone_file.read_bytes()).hexdigest()
         self._save(result, data, {"weights_sha256": weights})
         return result.accuracy
 
-    def references(self, data: str | Path | None = None, device: str = "auto") -> dict[str, dict[str, float]]:
+    def references(
+        self, data: str | Path | None = None, device: str = "auto", workers: int | None = None
+    ) -> dict[str, dict[str, float]]:
         """The same evaluation of raw pixels and of the network before training: what learning has to beat."""
         images, where = self.data(data), pick_device(device)
         untrained = make_encoders(self.recipe).online.backbone.to(where)
         results = {
-            "raw pixels": evaluate_pixels(images, self.recipe.size),
-            "untrained encoder": evaluate_knn(untrained, images, self.recipe.size, where),
+            "raw pixels": evaluate_pixels(images, self.recipe.size, _workers(workers)),
+            "untrained encoder": evaluate_knn(untrained, images, self.recipe.size, where, _workers(workers)),
         }
         for name, result in results.items():
             self._save(result, data, {"of": name})
@@ -81,7 +103,7 @@ class Run:
         return int(json.loads(self.result_file(data).read_text(encoding="utf-8"))["protocol"]["test images"])
 
     def _save(self, result: KnnResult, data: str | Path | None, about: dict[str, str]) -> None:
-        spec = self.folder.environment()["data"] if data is None else _lasting_name(data)
+        spec = (self.folder.request() if data is None else Request.of(data)).data
         known = {"metric": "knn", "data": spec, "recipe": self.recipe.name} | about
         self.folder.save_result(self.result_file(data, about.get("of", "")), known | asdict(result))
 
@@ -91,7 +113,10 @@ def train(
     data: str | Path | None = None,
     out: str | Path | None = None,
     *,
+    labels: str | Path | None = None,
+    val: str | Path | None = None,
     device: str = "auto",
+    workers: int | None = None,
     quiet: bool = False,
     screen: Screen | None = None,
     **changes: Any,
@@ -99,34 +124,39 @@ def train(
     """Train a recipe on a source of images; the same call again goes on where it was stopped.
 
     recipe: METHOD, METHOD-SCALE, a saved recipe.yaml, or a Recipe.
-    data: a folder of images or an .npz; None for the embedded sample.
+    data: a folder of images, a .csv or .parquet list, an .npz, torchvision:NAME, hf:NAME or wds:SHARDS; None for the
+        embedded sample.
+    labels: a list of path (or index) and label that replaces the training labels; the source's own are then used for
+        purity and evaluation alone.
+    val: a source to test on; without it, a split of the data, or a tenth of its labelled images.
+    workers: processes that decode images which are not held in memory; by default one a core.
     out: the run folder, by default runs/ and the recipe's or the file's name.
     changes: any field of the recipe, e.g. epochs=100.
     """
     screen = screen or Screen(quiet=quiet)
     where = pick_device(device)
+    request = Request.of(data, labels, val)
     source = open_source(data)
-    side = source.typical_side()
+    try:
+        side = source.typical_side()
+    except Unreadable as error:
+        raise BadInput(unreadable_message([error])) from None
     if isinstance(recipe, str):
         name, recipe = recipe, find(recipe, small_images=side <= LARGEST_SMALL_IMAGE)
         out = Path("runs") / (recipe.name if name in METHODS else Path(name).stem) if out is None else out
         if name in METHODS:
             screen.say(f"{name} is {recipe.name} here: the images are {side} px on their shorter side")
-    recipe = recipe.changed(changes)
+    recipe = recipe.changed(_lasting_paths(changes))
     folder = RunFolder(Path("runs") / recipe.name if out is None else Path(out).expanduser())
     folder.check_free()
 
-    images = source.load(_STORED * view_size(recipe, side), recipe.seed)
+    images = _load(source, request, recipe, view_size(recipe, side), folder)
     resolved = resolve(recipe, images, side)
-    screen.say(
-        f"{images.name}: {len(images.train)} training images"
-        f"{f', {len(images.classes)} classes' if images.classes else ', no labels'}; test: {images.test_origin}"
-    )
-    for note in images.notes:
-        screen.say(note)
-    environment = describe_environment(_lasting_name(data), resolved, str(where))
+    for line in _describe(images):
+        screen.say(line)
+    environment = describe_environment(request, resolved, str(where))
     differences = folder.check_same_recipe(resolved, environment) if folder.exists() else []
-    learner = make_learner(resolved, images.train.truth, where)  # what cannot be built leaves no folder behind
+    learner = make_learner(resolved, images.train.label, where)  # what cannot be built leaves no folder behind
     if not folder.exists():
         folder.create(resolved, environment, images)
     with folder.locked():
@@ -136,7 +166,7 @@ def train(
             return Run(folder.path)
         for difference in differences:
             screen.say(f"{difference}: the run will not equal an uninterrupted one bit for bit")
-        Training(resolved, learner, images, folder, screen).run()
+        Training(resolved, learner, images, folder, screen, _workers(workers)).run()
     return Run(folder.path)
 
 
@@ -157,6 +187,42 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def _lasting_name(data: str | Path | None) -> str:
-    """The data's name as it will be found from another working directory."""
-    return SAMPLE if data is None or str(data) == SAMPLE else str(Path(data).expanduser().resolve())
+def _load(source: Source, request: Request, recipe: Recipe, size: int, folder: RunFolder) -> Dataset:
+    """The images of a run; one that exists says what it left out, and how it keeps them."""
+    if folder.exists() and recipe.cache == AUTO:
+        recipe = replace(recipe, cache=folder.recipe().cache)
+    return load_images(
+        source,
+        recipe,
+        size,
+        labels=None if request.labels is None else Path(request.labels),
+        val=None if request.val is None else open_source(request.val),
+        known_broken=folder.known_broken(),
+    )
+
+
+def _describe(images: Dataset) -> list[str]:
+    """What a run says of its images before it starts."""
+    train = images.train
+    known = f", {len(images.classes)} classes" if images.classes else ", no labels"
+    lines = [f"{images.name}: {len(train)} training images{known}; test: {images.test_origin}", *images.notes]
+    if not torch.equal(train.label, train.truth) or images.label_names != images.classes:
+        names = len(train.label[train.labelled].unique())
+        lines.append(f"labels to learn from: {len(train.labelled)} of {len(train)} images, {names} classes")
+    if not images.in_memory:
+        lines.append("images are decoded as they are read (--cache off)")
+    if images.broken:
+        lines.append(f"{len(images.broken)} images cannot be read and are left out (broken.csv lists them)")
+    return lines
+
+
+def _lasting_paths(changes: dict[str, Any]) -> dict[str, Any]:
+    """A mapping by its full path, so that the recipe will find it from another working directory."""
+    coarse = changes.get("coarse_labels")
+    if not isinstance(coarse, str) or coarse in ("none", "wordnet"):
+        return changes
+    return changes | {"coarse_labels": str(Path(coarse).expanduser().resolve())}
+
+
+def _workers(asked: int | None) -> int:
+    return default_workers() if asked is None else asked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 from jaxtyping import Int
@@ -18,12 +18,12 @@ from cmsf.knowledge import GivenLabels, Knowledge, Nothing, PreviousEpoch, Third
 from cmsf.learner import Learner
 from cmsf.objectives import MeanShift, Term
 from cmsf.recipe import AUTO, Recipe, Resolved
-from cmsf.rows import UNKNOWN
-from cmsf.views import Augmentation
+from cmsf.views import Augmentation, RandomCrop
 
 LARGEST_SMALL_IMAGE = 64
 _LARGEST_AUTO_BANK = 128_000
 _MANY_IMAGES = 20_000
+_PAPERS_CROP, _SWAV_CROP = 0.2, 0.14
 
 
 def resolve(recipe: Recipe, data: Dataset, typical_side: int) -> Resolved:
@@ -50,8 +50,18 @@ def resolve(recipe: Recipe, data: Dataset, typical_side: int) -> Resolved:
     size = view_size(recipe, typical_side)
     with torch.random.fork_rng(devices=[]):
         width = feature_width(make_backbone(recipe.backbone, recipe.stem, size), recipe.backbone, size)
+    if recipe.extra_crop_least > recipe.extra_crop_most:
+        raise BadInput(
+            f"--extra-crop-least {recipe.extra_crop_least} exceeds --extra-crop-most {recipe.extra_crop_most}; "
+            "swap them"
+        )
+    least = _SWAV_CROP if recipe.extra_crops else _PAPERS_CROP
     numbers = {
         "size": size,
+        "weak_crop": least if recipe.weak_crop == AUTO else recipe.weak_crop,
+        "strong_crop": least if recipe.strong_crop == AUTO else recipe.strong_crop,
+        "extra_size": max(8, round(size * 3 / 7)) if recipe.extra_size == AUTO else recipe.extra_size,
+        "cache": "ram" if data.in_memory else "off",
         "bank_size": bank,
         "batch_size": batch,
         "projection_hidden": 2 * width if recipe.projection_hidden == AUTO else recipe.projection_hidden,
@@ -85,29 +95,31 @@ def make_learner(recipe: Resolved, label: Int[Tensor, " n"], device: torch.devic
     """The learner of a resolved recipe, for as many images as there are labels."""
     encoders = make_encoders(recipe).to(device)
     dim = encoders.dim
+    strong = Augmentation(
+        RandomCrop(recipe.size, (recipe.strong_crop, 1.0), flip=recipe.flip),
+        jitter=recipe.jitter,
+        brightness=recipe.brightness,
+        contrast=recipe.contrast,
+        saturation=recipe.saturation,
+        hue=recipe.hue,
+        greyscale=recipe.greyscale,
+        blur=recipe.blur,
+        solarise=recipe.solarise,
+    )
+    extra = RandomCrop(recipe.extra_size, (recipe.extra_crop_least, recipe.extra_crop_most), flip=recipe.flip)
     constraint, knowledge = _constraint_and_knowledge(recipe, label.to(device), dim)
     return Learner(
         encoders=encoders,
         bank=MemoryBank(recipe.bank_size, dim, knowledge.companion_dim, device=device),
         knowledge=knowledge,
         objective=_objective(recipe, constraint),
-        weak=Augmentation(recipe.size, (recipe.weak_crop, 1.0), flip=recipe.flip),
-        strong=Augmentation(
-            recipe.size,
-            (recipe.strong_crop, 1.0),
-            flip=recipe.flip,
-            jitter=recipe.jitter,
-            brightness=recipe.brightness,
-            contrast=recipe.contrast,
-            saturation=recipe.saturation,
-            hue=recipe.hue,
-            greyscale=recipe.greyscale,
-            blur=recipe.blur,
-        ),
+        weak=Augmentation(RandomCrop(recipe.size, (recipe.weak_crop, 1.0), flip=recipe.flip)),
+        strong=strong,
+        extra=replace(strong, crop=extra) if recipe.extra_crops else None,
+        extra_crops=recipe.extra_crops,
         optimiser=torch.optim.SGD(
             encoders.learning(), lr=recipe.lr, momentum=recipe.sgd_momentum, weight_decay=recipe.weight_decay
         ),
-        seed=recipe.seed,
     )
 
 
@@ -147,15 +159,15 @@ def _check_neighbours(recipe: Recipe, bank: int) -> None:
 
 
 def _check_labels(recipe: Recipe, data: Dataset) -> None:
-    images, labelled = len(data.train), data.train.labelled
+    images, labelled = len(data.train), len(data.train.labelled)
     if not labelled:
         raise BadInput(
             f"{recipe.name} learns from labels, and none of the {images} images has one; "
-            "put each class into a folder of its own, or use cmsf-self"
+            "put each class into a folder of its own, give a list with --labels, or use cmsf-self"
         )
-    present = data.train.truth[data.train.truth != UNKNOWN].unique()
+    present = data.train.label[data.train.labelled].unique()
     if len(present) < 2:
-        only = data.classes[int(present[0])]
+        only = data.label_names[int(present[0])]
         raise BadInput(
             f"{recipe.name} needs two classes or more, and all {labelled} labels are {only!r}; use cmsf-self"
         )

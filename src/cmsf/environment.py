@@ -6,23 +6,25 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from cmsf.data import Request
 from cmsf.recipe import Resolved
 
 BIT_FOR_BIT = ("machine", "device", "threads", "python", "torch", "torchvision", "timm", "numpy")
 """What has to be the same for a resumed run to equal an uninterrupted one to the last bit."""
 
 
-def describe_environment(data: str, recipe: Resolved, device: str) -> dict[str, Any]:
+def describe_environment(request: Request, recipe: Resolved, device: str) -> dict[str, Any]:
     """What a run records of itself before it starts."""
     packages = ("torch", "torchvision", "timm", "numpy", "cmsf")
     return {
-        "data": data,
+        **asdict(request),
         "seed": recipe.seed,
         "device": device,
         "threads": torch.get_num_threads(),

@@ -19,6 +19,8 @@ class Knowledge(ABC):
 
     companion_dim: int | None = None
     """The width of the companions it fills in; None where it fills in none."""
+    wants_another_view: bool = False
+    """Whether it asks for one more view of every image."""
 
     @abstractmethod
     def __call__(self, query: Rows, another_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
@@ -71,6 +73,8 @@ class PreviousEpoch(Knowledge):
 
 class ThirdView(Knowledge):
     """The companion is a third augmentation through the target: the paper's costlier alternative to a cache."""
+
+    wants_another_view = True
 
     def __init__(self, dim: int) -> None:
         self.companion_dim = dim

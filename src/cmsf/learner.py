@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxtyping import Int
+import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -13,9 +14,10 @@ from cmsf.encoders import Encoders
 from cmsf.knowledge import Knowledge
 from cmsf.objectives import MeanShift, Outcome
 from cmsf.rows import Rows
-from cmsf.views import Augmentation, Pictures
+from cmsf.views import Augmentation, Batch, Crop
 
-WEAK, STRONG, THIRD = 0, 1, 2
+WEAK, STRONG, THIRD, EXTRA = 0, 1, 2, 3
+"""The views by number; extra crops count on from EXTRA."""
 
 
 @dataclass
@@ -27,22 +29,26 @@ class Learner:
     weak: Augmentation
     strong: Augmentation
     optimiser: Optimizer
-    seed: int
+    extra: Augmentation | None = None
+    extra_crops: int = 0
+    """Multi-crop: so many more views by `extra`, of another size, to the online encoder alone."""
 
-    def step(
-        self, pictures: Pictures, index: Int[Tensor, " b"], epoch: int, target_momentum: float
-    ) -> tuple[Rows, Outcome]:
+    @property
+    def crops(self) -> dict[int, Crop]:
+        """What each view of a step shows of an image, for those who cut it beforehand."""
+        crops: dict[int, Crop] = {WEAK: self.weak.crop, STRONG: self.strong.crop}
+        if self.knowledge.wants_another_view:
+            crops[THIRD] = self.weak.crop
+        if self.extra is not None:
+            crops |= {EXTRA + number: self.extra.crop for number in range(self.extra_crops)}
+        return crops
+
+    def step(self, batch: Batch, target_momentum: float) -> tuple[Rows, Outcome]:
         """Learn from a batch; returns the queries as they entered the bank, and what the objective said."""
-
-        def weak_view(view: int) -> Tensor:
-            return self.weak(pictures, index, seed=self.seed, epoch=epoch, view=view)
-
-        strong_view = self.strong(pictures, index, seed=self.seed, epoch=epoch, view=STRONG)
-
-        embedding = self.encoders.embed(weak_view(WEAK))  # u = f(T1 x), no gradient
-        query = Rows(embedding, index.to(embedding.device))
-        query = self.knowledge(query, another_view=lambda: self.encoders.embed(weak_view(THIRD)))
-        prediction = self.encoders.predict(strong_view)  # v = h(g(T2 x))
+        embedding = self.encoders.embed(self.weak(batch, WEAK))  # u = f(T1 x), no gradient
+        query = Rows(embedding, batch.index.to(embedding.device))
+        query = self.knowledge(query, another_view=lambda: self.encoders.embed(self.weak(batch, THIRD)))
+        prediction = self._predict(batch)
 
         # u enters before the search, so k = 1 finds u itself: BYOL.
         self.bank.enqueue(query)
@@ -53,3 +59,13 @@ class Learner:
         self.optimiser.step()
         self.encoders.follow(target_momentum)
         return query, outcome
+
+    def _predict(self, batch: Batch) -> Float[Tensor, "b d"]:
+        """v = h(g(T2 x)); with extra crops their mean, for the loss, linear in v, is then the mean over crops."""
+        prediction = self.encoders.predict(self.strong(batch, STRONG))
+        if self.extra is None:
+            return prediction
+        small = torch.cat([self.extra(batch, EXTRA + number) for number in range(self.extra_crops)])
+        # One pass for all crops of a size, as in SwAV.
+        others = self.encoders.predict(small).unflatten(0, (self.extra_crops, -1))
+        return torch.cat([prediction[None], others]).mean(0)

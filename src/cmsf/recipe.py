@@ -64,8 +64,12 @@ class Recipe:
     size: int | Auto = setting(
         AUTO, "pixels of a view; auto: the images' own size up to 64, else 128", least=8, most=1024
     )
-    weak_crop: float = setting(0.2, "smallest share of the image in a weak view", above=0, most=1)
-    strong_crop: float = setting(0.2, "smallest share of the image in a strong view", above=0, most=1)
+    weak_crop: float | Auto = setting(
+        AUTO, "smallest share of the image in a weak view; auto: 0.2, or 0.14 beside extra crops", above=0, most=1
+    )
+    strong_crop: float | Auto = setting(
+        AUTO, "smallest share of the image in a strong view; auto: 0.2, or 0.14 beside extra crops", above=0, most=1
+    )
     flip: float = setting(0.5, "probability of mirroring", least=0, most=1)
     jitter: float = setting(0.8, "probability of colour jitter in a strong view", least=0, most=1)
     brightness: float = setting(0.4, "strength of brightness jitter", least=0, most=1)
@@ -74,6 +78,27 @@ class Recipe:
     hue: float = setting(0.1, "strength of hue jitter", least=0, most=0.5)
     greyscale: float = setting(0.2, "probability of a grey strong view", least=0, most=1)
     blur: float = setting(0.5, "probability of blur in a strong view", least=0, most=1)
+    solarise: float = setting(0.0, "probability of solarising in a strong view", least=0, most=1)
+    extra_crops: int = setting(
+        0, "multi-crop: so many more strong views, to the online encoder alone", least=0, most=64
+    )
+    extra_size: int | Auto = setting(
+        AUTO, "pixels of an extra crop; auto: 3/7 of a view, the paper's 96 beside 224", least=8, most=1024
+    )
+    extra_crop_least: float = setting(0.05, "smallest share of the image in an extra crop", above=0, most=1)
+    extra_crop_most: float = setting(0.14, "largest share of the image in an extra crop", above=0, most=1)
+
+    # What training may know of the images
+    label_share: float = setting(1.0, "share of each class whose labels are used", above=0, most=1)
+    labels_per_class: int = setting(0, "labels of each class that are used; 0: all", least=0)
+    label_noise: float = setting(0.0, "share of labels replaced by another class at random", least=0, most=1)
+    coarse_labels: str = setting("none", "wordnet, or a CSV of class,group: join classes into groups; none: do not")
+
+    # How images are read
+    cache: Literal["auto", "ram", "off"] = setting(
+        AUTO, "keep decoded images in memory; off: decode at every read; auto: by what fits"
+    )
+    skip_broken: bool = setting(False, "leave out images that cannot be read, and list them in the run folder")
 
     # Optimisation
     epochs: int = setting(200, "passes over the images", least=1)
@@ -142,6 +167,10 @@ class Resolved(Recipe):
     projection_dim: int
     size: int
     batch_size: int
+    weak_crop: float
+    strong_crop: float
+    extra_size: int
+    cache: Literal["ram", "off"]
 
 
 def parse(name: str, text: str) -> Any:

@@ -21,12 +21,13 @@ from torch import nn
 
 from cmsf import checkpoint
 from cmsf.assembly import empty_backbone
-from cmsf.data import Dataset
+from cmsf.data import Dataset, Request
+from cmsf.data.labels import Labels
+from cmsf.data.lists import read_table, write_rows
 from cmsf.environment import BIT_FOR_BIT
 from cmsf.errors import BadInput
 from cmsf.files import atomically, write_text
 from cmsf.recipe import Resolved
-from cmsf.rows import UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class RunFolder:
     @property
     def data_file(self) -> Path:
         return self.path / "data.parquet"
+
+    @property
+    def broken_file(self) -> Path:
+        """What was left out because it could not be read; there with --skip-broken alone."""
+        return self.path / "broken.csv"
 
     @property
     def backbone_file(self) -> Path:
@@ -109,10 +115,12 @@ class RunFolder:
             write_text(draft.environment_file, json.dumps(environment, indent=2) + "\n")
             with atomically(draft.data_file) as temporary:
                 pq.write_table(_listing(data), temporary)
+            if recipe.skip_broken:
+                write_rows(draft.broken_file, ("path", "reason"), [(one.path, one.reason) for one in data.broken])
             write_text(draft.recipe_file, recipe.to_yaml())
             if place.exists():  # an empty folder, perhaps somebody's working directory: it stays the same folder
-                for file in (draft.environment_file, draft.data_file, draft.recipe_file):  # the last makes it a run
-                    file.replace(place / file.name)
+                for file in sorted(draft.path.iterdir(), key=lambda file: file == draft.recipe_file):
+                    file.replace(place / file.name)  # the recipe comes last and makes it a run
             else:
                 draft.path.replace(place)
         except OSError as error:
@@ -120,12 +128,24 @@ class RunFolder:
         finally:
             shutil.rmtree(draft.path, ignore_errors=True)
 
+    def request(self) -> Request:
+        """The images that the run was given."""
+        environment = self.environment()
+        return Request(environment["data"], environment.get("labels"), environment.get("val"))
+
+    def known_broken(self) -> set[str] | None:
+        """Paths that were left out; None where all are in, or nothing is known yet."""
+        return set(read_table(self.broken_file).keys) if self.broken_file.exists() else None
+
     def check_same_recipe(self, recipe: Resolved, environment: dict[str, Any]) -> list[str]:
         """Refuse a run of another recipe or other data; name what keeps a resume from being bit for bit."""
         before = self.environment()
         differences = recipe.differences(self.recipe())
-        if before["data"] != environment["data"]:
-            differences.insert(0, f"data: {environment['data']} against {before['data']}")
+        differences[:0] = [
+            f"{name}: {environment[name]} against {before.get(name)}"
+            for name in ("data", "labels", "val")
+            if before.get(name) != environment[name]
+        ]
         if differences:
             shown = "; ".join(differences[:4]) + (f" and {len(differences) - 4} more" if len(differences) > 4 else "")
             raise BadInput(f"{self.path} already holds another run ({shown}); choose another --out, or remove it")
@@ -143,8 +163,10 @@ class RunFolder:
             raise BadInput(f"cannot read {self.data_file}: {str(error).splitlines()[0]}") from None
         now = _listing(data).to_pylist()
         if before != now:
-            old, new = ({(row["split"], row["path"], row["label"]) for row in rows} for rows in (before, now))
-            changed = sorted(path for _, path, _ in old ^ new) or [now[0]["path"]]
+            old, new = (
+                {(row["split"], row["path"], row["label"], row["truth"]) for row in rows} for rows in (before, now)
+            )
+            changed = sorted(path for _, path, _, _ in old ^ new) or [now[0]["path"]]
             raise BadInput(
                 f"the images of {self.path} have changed since ({len(before)} then, {len(now)} now, the first that "
                 f"differs is {changed[0]}); put them back, or start another run"
@@ -190,12 +212,13 @@ class RunFolder:
 
 
 def _listing(data: Dataset) -> pa.Table:
-    rows: dict[str, list[Any]] = {"path": [], "index": [], "label": [], "split": []}
+    rows: dict[str, list[Any]] = {"path": [], "index": [], "label": [], "truth": [], "split": []}
     for name, split in (("train", data.train), ("test", data.test)):
         if split is not None:
             rows["path"] += split.paths
             rows["index"] += range(len(split))
-            rows["label"] += [None if number == UNKNOWN else data.classes[number] for number in split.truth.tolist()]
+            rows["label"] += Labels(split.label, data.label_names).called()
+            rows["truth"] += Labels(split.truth, data.classes).called()
             rows["split"] += [name] * len(split)
-    types = {"path": pa.string(), "index": pa.int64(), "label": pa.string(), "split": pa.string()}
+    types = {name: pa.int64() if name == "index" else pa.string() for name in rows}
     return pa.table(rows, schema=pa.schema(list(types.items())))

@@ -15,17 +15,18 @@ from torch import Tensor, nn
 from cmsf import checkpoint
 from cmsf.analysis.gallery import draw_neighbours
 from cmsf.analysis.neighbourhood import Neighbourhood, inspect
-from cmsf.data import Dataset
+from cmsf.data import Dataset, Unreadable, feed, unreadable_message
+from cmsf.errors import BadInput
 from cmsf.evaluation import can_judge, evaluate_knn
 from cmsf.learner import Learner
 from cmsf.metrics import EpochTotals, MetricsLog, step_line
 from cmsf.objectives import Outcome
-from cmsf.randomness import permutation
 from cmsf.recipe import Resolved
 from cmsf.rows import Rows
 from cmsf.run_folder import RunFolder
 from cmsf.schedule import Schedule
 from cmsf.screen import Screen
+from cmsf.views import Batch
 
 
 class Stopped(Exception):
@@ -39,8 +40,11 @@ class Stopped(Exception):
 class Training:
     """A learner on its way from its newest checkpoint, or from the start, to its recipe's end."""
 
-    def __init__(self, recipe: Resolved, learner: Learner, data: Dataset, folder: RunFolder, screen: Screen) -> None:
+    def __init__(
+        self, recipe: Resolved, learner: Learner, data: Dataset, folder: RunFolder, screen: Screen, workers: int
+    ) -> None:
         self.recipe, self.learner, self.data, self.folder, self.screen = recipe, learner, data, folder, screen
+        self.workers = workers
         self.device = learner.bank.index.device
         self.truth = data.train.truth.to(self.device)
         self.steps_per_epoch = len(data.train) // recipe.batch_size  # the last incomplete batch is dropped
@@ -53,45 +57,64 @@ class Training:
             metrics_length = progress["metrics_length"]
             screen.say(f"going on from step {self.step} of {self.schedule.total}")
         self.log = MetricsLog(folder.metrics_file, folder.tensorboard, metrics_length, self.step)
-        self.order = self._order(self.step // self.steps_per_epoch)
         self.since_log = self.since_epoch = _Pace(self.step)
 
     def run(self) -> None:
         with self.log, self.screen.progress(self.schedule.total, self.step), _caught_signals() as caught:
-            while self.step < self.schedule.total:
-                self._learn()
+            for batch in self._batches():
+                self._learn(batch)
                 done, position = divmod(self.step, self.steps_per_epoch)
                 due = False
                 if position == 0:
                     self._end_epoch(done)
                     due = done % self.recipe.checkpoint_every == 0 or done == self.recipe.epochs
                 if due or caught:
-                    length, totals = self.log.synced_length(), self.totals.plain()
-                    progress = {"step": self.step, "metrics_length": length, "totals": totals}
-                    checkpoint.save(self.folder.checkpoints, self.learner, progress)
+                    self._save()
                 if caught:
                     raise Stopped(caught[0])
         self.folder.save_backbone(self.backbone)
         picture = self.folder.neighbours_picture
-        draw_neighbours(self.backbone, self.data, self.recipe.size, self.device, picture, self.recipe.seed)
+        draw_neighbours(
+            self.backbone, self.data, self.recipe.size, self.device, picture, self.recipe.seed, self.workers
+        )
+
+    def _save(self) -> None:
+        length, totals = self.log.synced_length(), self.totals.plain()
+        progress = {"step": self.step, "metrics_length": length, "totals": totals}
+        checkpoint.save(self.folder.checkpoints, self.learner, progress)
 
     @property
     def backbone(self) -> nn.Module:
         return self.learner.encoders.online.backbone
 
-    def _order(self, epoch: int) -> Int[Tensor, " n"]:
-        return permutation(len(self.data.train), self.recipe.seed, epoch)
+    def _batches(self) -> Iterator[Batch]:
+        """What is left to learn from; an image that cannot be read ends the run, with what was learned saved."""
+        train, seed = self.data.train, self.recipe.seed
+        try:
+            yield from feed(
+                train, self._plan(), self.learner.crops, seed=seed, device=self.device, workers=self.workers
+            )
+        except (Unreadable, BadInput) as error:
+            self._save()
+            what = unreadable_message([error]) if isinstance(error, Unreadable) else error
+            raise BadInput(f"{what}; step {self.step} is saved") from None
 
-    def _learn(self) -> None:
+    def _plan(self) -> Iterator[tuple[int, Int[Tensor, " b"]]]:
+        """The epoch and the images of every step from here on."""
+        size, epoch, order = self.recipe.batch_size, -1, None
+        for step in range(self.step, self.schedule.total):
+            now, position = divmod(step, self.steps_per_epoch)
+            if order is None or now != epoch:
+                epoch, order = now, self.data.train.order(self.recipe.seed, now)
+            yield epoch, order[position * size : (position + 1) * size]
+
+    def _learn(self, batch: Batch) -> None:
         """One step, and its line in the log where one is due."""
         epoch, position = divmod(self.step, self.steps_per_epoch)
-        if position == 0:
-            self.order = self._order(epoch)
-        index = self.order[position * self.recipe.batch_size : (position + 1) * self.recipe.batch_size]
         lr, momentum = self.schedule.lr(self.step), self.schedule.target_momentum(self.step)
         for group in self.learner.optimiser.param_groups:
             group["lr"] = lr
-        query, outcome = self.learner.step(self.data.train.batch(index, self.device), index, epoch, momentum)
+        query, outcome = self.learner.step(batch, momentum)
         self.totals.add(outcome)
         self.step += 1
         if self.step % self.recipe.log_every == 0 or position == self.steps_per_epoch - 1:
@@ -116,7 +139,7 @@ class Training:
         line["images_per_second"] = self.since_epoch.images_per_second(self.step, self.recipe.batch_size)
         every = self.recipe.evaluate_every
         if can_judge(self.data) and (done == self.recipe.epochs or (every and done % every == 0)):
-            line |= evaluate_knn(self.backbone, self.data, self.recipe.size, self.device).accuracy
+            line |= evaluate_knn(self.backbone, self.data, self.recipe.size, self.device, self.workers).accuracy
         self.log.write("epoch", self.step, line)
         self.screen.epoch(line)
         self.totals = EpochTotals()

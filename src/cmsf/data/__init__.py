@@ -1,6 +1,24 @@
 """Where images come from."""
 
-from cmsf.data.dataset import Dataset, Source, Split
-from cmsf.data.sources import SAMPLE, open_source
+from cmsf.data.dataset import Dataset, Split
+from cmsf.data.feeding import available_cores, default_workers, feed
+from cmsf.data.images import Images, Unreadable
+from cmsf.data.loading import load, unreadable_message
+from cmsf.data.source import Source
+from cmsf.data.sources import SAMPLE, Request, open_source
 
-__all__ = ["SAMPLE", "Dataset", "Source", "Split", "open_source"]
+__all__ = [
+    "SAMPLE",
+    "Dataset",
+    "Images",
+    "Request",
+    "Source",
+    "Split",
+    "Unreadable",
+    "available_cores",
+    "default_workers",
+    "feed",
+    "load",
+    "open_source",
+    "unreadable_message",
+]

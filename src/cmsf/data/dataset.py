@@ -1,48 +1,65 @@
-"""Decoded images with their paths and true classes, in splits."""
+"""What a run learns from and is judged on: images in splits, with what is known of them."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from cmsf.randomness import uniform
+from cmsf.data.images import Images, Unreadable
+from cmsf.data.order import epoch_order
 from cmsf.rows import UNKNOWN
 from cmsf.views import Pictures
-
-_HELD_OUT_SHARE = 10
-_HOLDING_OUT = 0x5917  # what this use of the hash is for
 
 
 @dataclass(frozen=True)
 class Split:
     """Images by a stable index: the position in this split.
 
-    truth: the source's own classes, UNKNOWN where there is none.
+    pictures: decoded, or images that are decoded whenever they are read.
+    truth: the source's own classes, for evaluation and analysis alone; UNKNOWN where there is none.
+    label: what training may know. No loss sees anything else.
     """
 
-    pictures: Pictures
+    pictures: Pictures | Images
     paths: Sequence[str]
     truth: Int[Tensor, " n"]
+    label: Int[Tensor, " n"]
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def batch(self, index: Int[Tensor, " b"], device: torch.device | str = "cpu") -> Pictures:
-        if isinstance(self.pictures, Tensor):
-            return self.pictures[index].to(device, non_blocking=True)
-        return [self.pictures[i].to(device, non_blocking=True) for i in index.tolist()]
+    def read(self, index: Int[Tensor, " b"], enough: int) -> Pictures:
+        """Decoded images, on the CPU where they are of many sizes; files keep `enough` pixels a side at least."""
+        pictures = self.pictures
+        if isinstance(pictures, Images):
+            with ThreadPoolExecutor() as pool:
+                return list(pool.map(lambda i: pictures.decode(i, enough), index.tolist()))
+        return pictures[index] if isinstance(pictures, Tensor) else [pictures[i] for i in index.tolist()]
 
     def part(self, index: Int[Tensor, " b"]) -> Split:
-        return Split(self.batch(index), [self.paths[i] for i in index.tolist()], self.truth[index])
+        if isinstance(self.pictures, Images):
+            pictures: Pictures | Images = self.pictures.part(index)
+        else:
+            pictures = self.read(index, 0)
+        return Split(pictures, [self.paths[i] for i in index.tolist()], self.truth[index], self.label[index])
+
+    def order(self, seed: int, epoch: int) -> Int[Tensor, " n"]:
+        """In what order an epoch goes through the images."""
+        return epoch_order(self.pictures.blocks if isinstance(self.pictures, Images) else None, len(self), seed, epoch)
 
     @property
-    def labelled(self) -> int:
-        return int((self.truth != UNKNOWN).sum())
+    def judged(self) -> Int[Tensor, " m"]:
+        """The images whose true class is known."""
+        return (self.truth != UNKNOWN).nonzero()[:, 0]
+
+    @property
+    def labelled(self) -> Int[Tensor, " m"]:
+        """The images whose label training may know."""
+        return (self.label != UNKNOWN).nonzero()[:, 0]
 
 
 @dataclass(frozen=True)
@@ -51,37 +68,16 @@ class Dataset:
 
     name: str
     classes: tuple[str, ...]
+    """What the numbers of `truth` are called."""
+    label_names: tuple[str, ...]
+    """What the numbers of `label` are called; other names than the classes where labels are given or coarse."""
     train: Split
     test: Split | None
     test_origin: str
     """Where the test images come from, in words."""
     notes: tuple[str, ...] = ()
     """What a user should know of how the source was read."""
-
-
-class Source(ABC):
-    """Something that images come from, looked at before it is decoded."""
-
-    name: str
-
-    @abstractmethod
-    def typical_side(self) -> int:
-        """The median of the images' shorter sides."""
-
-    @abstractmethod
-    def load(self, largest_side: int, seed: int) -> Dataset:
-        """Decode everything; a file whose shorter side is above `largest_side` is shrunk to it."""
-
-
-def hold_out(name: str, classes: tuple[str, ...], everything: Split, seed: int) -> Dataset:
-    """A tenth of the labelled images becomes the test split, by a hash; unlabelled ones have nothing to test."""
-    if not everything.labelled:
-        return Dataset(name, classes, everything, None, "none: the images have no labels")
-    index = torch.arange(len(everything))
-    chance = uniform(1, seed, _HOLDING_OUT, index)[:, 0]
-    labelled = (everything.truth != UNKNOWN).nonzero()[:, 0]
-    count = -(-len(labelled) // _HELD_OUT_SHARE)
-    test = labelled[chance[labelled].argsort(stable=True)[:count]].sort().values
-    train = index[~torch.isin(index, test)]
-    origin = f"{count} of {len(labelled)} labelled images, held out by seed {seed}"
-    return Dataset(name, classes, everything.part(train), everything.part(test), origin)
+    broken: tuple[Unreadable, ...] = ()
+    """What was left out because it could not be read."""
+    in_memory: bool = True
+    """Whether the images were decoded once and for all."""

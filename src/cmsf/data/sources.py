@@ -2,27 +2,79 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from cmsf.data.arrays import Arrays
-from cmsf.data.dataset import Source
-from cmsf.data.folder import Folder
-from cmsf.errors import BadInput
+from cmsf.data.folder import open_folder
+from cmsf.data.hugging_face import holds_images, is_saved_dataset, open_hugging_face
+from cmsf.data.lists import LIST_SUFFIXES, open_list
+from cmsf.data.npz import open_arrays
+from cmsf.data.shards import open_shards
+from cmsf.data.source import Source
+from cmsf.data.torchvision_sets import open_torchvision
+from cmsf.errors import BadInput, did_you_mean
 
 SAMPLE = "fashion-mnist-sample"
+_FORMS = "a folder of images, a .csv or .parquet list, an .npz, torchvision:NAME, hf:NAME or wds:SHARDS"
 
 
 def open_source(data: str | Path | None) -> Source:
-    """A folder of images, an .npz of arrays, or with nothing given the embedded sample of Fashion-MNIST."""
+    """A source by its name, one of the forms above; with nothing given, the embedded sample of Fashion-MNIST."""
     if data is None or str(data) == SAMPLE:
         with as_file(files("cmsf.data") / "sample" / "fashion-mnist.npz") as path:
-            return Arrays(path, SAMPLE)
+            return open_arrays(path, SAMPLE)
+    scheme, colon, rest = str(data).partition(":")
+    if colon and scheme in _schemes():
+        return _schemes()[scheme](rest)
     path = Path(data).expanduser()
     if not path.exists():
-        raise BadInput(f"there is no {path}; give a folder of images or an .npz, or leave --data out for the sample")
+        if colon and scheme.isidentifier():
+            raise BadInput(f"no source is called {scheme}:; {did_you_mean(scheme, _schemes(), f'give {_FORMS}')}")
+        raise BadInput(f"there is no {path}; give {_FORMS}, or leave --data out for the sample")
+    if is_saved_dataset(path) or (path.suffix.lower() in (".parquet", ".pq") and holds_images(path)):
+        return open_hugging_face(str(path))
     if path.is_dir():
-        return Folder(path)
-    if path.suffix == ".npz":
-        return Arrays(path)
-    raise BadInput(f"{path} is neither a folder of images nor an .npz of arrays")
+        return open_folder(path)
+    if path.suffix.lower() == ".npz":
+        return open_arrays(path)
+    if path.suffix.lower() in LIST_SUFFIXES:
+        return open_list(path)
+    raise BadInput(f"{path} is no source of images; give {_FORMS}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user names: images, labels for them, and images to test on; as found from any working directory."""
+
+    data: str
+    labels: str | None = None
+    val: str | None = None
+
+    @property
+    def runs_a_command(self) -> bool:
+        """Whether opening it runs a shell command, as webdataset's pipe: does."""
+        return any("pipe:" in name for name in (self.data, self.val or ""))
+
+    @classmethod
+    def of(cls, data: str | Path | None, labels: str | Path | None = None, val: str | Path | None = None) -> Request:
+        given = None if labels is None else str(Path(labels).expanduser().resolve())
+        return cls(_lasting(data), given, None if val is None else _lasting(val))
+
+
+def _lasting(data: str | Path | None) -> str:
+    if data is None or str(data) == SAMPLE:
+        return SAMPLE
+    scheme, _, rest = str(data).partition(":")
+    if scheme not in _schemes():
+        return str(Path(data).expanduser().resolve())
+    name, at, folder = rest.rpartition("@") if scheme == "torchvision" else ("", "", rest)
+    # A path after the prefix lasts like any other; a name on the Hub and a URL are what they are.
+    local = at or Path(folder).expanduser().exists() or (scheme == "wds" and ":" not in folder)
+    return f"{scheme}:{name}{at}{Path(folder).expanduser().absolute()}" if local else str(data)
+
+
+def _schemes() -> dict[str, Callable[[str], Source]]:
+    """Sources by prefix; their libraries are loaded when one is asked for."""
+    return {"torchvision": open_torchvision, "hf": open_hugging_face, "wds": open_shards}

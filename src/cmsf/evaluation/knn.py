@@ -39,23 +39,26 @@ class KnnResult:
     """All that is needed to repeat it."""
 
 
-def evaluate_knn(backbone: nn.Module, data: Dataset, size: int, device: torch.device | str) -> KnnResult:
+def evaluate_knn(
+    backbone: nn.Module, data: Dataset, size: int, device: torch.device | str, workers: int = 0
+) -> KnnResult:
     """Classify the test images by their neighbours among the training images."""
     train, test = _labelled(data)
-    features = (extract(backbone, train, size, device), extract(backbone, test, size, device))
+    known, query = (extract(backbone, split, size, device, workers) for split in (train, test))
+    features = (known, query)
     return _judge(features, train, test, LAYER, size, data.test_origin)
 
 
-def evaluate_pixels(data: Dataset, size: int) -> KnnResult:
+def evaluate_pixels(data: Dataset, size: int, workers: int = 0) -> KnnResult:
     """The same by raw pixels, at most 64 a side: larger ones would be slower and no better to compare."""
     train, test = _labelled(data)
     size = min(size, 64)
-    features = (raw_pixels(train, size), raw_pixels(test, size))
+    features = (raw_pixels(train, size, workers), raw_pixels(test, size, workers))
     return _judge(features, train, test, "pixels, L2-normalised", size, data.test_origin)
 
 
 def can_judge(data: Dataset) -> bool:
-    return data.test is not None and bool(data.train.labelled) and bool(data.test.labelled)
+    return data.test is not None and len(data.train.judged) > 0 and len(data.test.judged) > 0
 
 
 def classify(
@@ -110,5 +113,8 @@ def _judge(features: tuple[Tensor, Tensor], train: Split, test: Split, layer: st
 def _labelled(data: Dataset) -> tuple[Split, Split]:
     if data.test is None or not can_judge(data):
         raise BadInput(f"{data.name} has no labels to judge by; give labelled images with --data")
-    train, test = (split.part((split.truth != UNKNOWN).nonzero()[:, 0]) for split in (data.train, data.test))
-    return train, test
+    return _judged(data.train), _judged(data.test)
+
+
+def _judged(split: Split) -> Split:
+    return split if len(split.judged) == len(split) else split.part(split.judged)

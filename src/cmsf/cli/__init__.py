@@ -1,0 +1,50 @@
+"""The command line. torch is imported only by the commands that compute, so that help and mistakes answer at once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from cmsf import __version__
+from cmsf.cli import data, evaluate, labels, recipes, train
+from cmsf.cli.parser import Parser
+from cmsf.errors import BadInput, did_you_mean
+
+_COMMANDS = {"train": train, "evaluate": evaluate, "data": data, "labels": labels, "recipes": recipes}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except BadInput as error:
+        print(f"cmsf: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("cmsf: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _run(arguments: list[str]) -> int:
+    parser = Parser(prog="cmsf", description="Representation learning by constrained mean shift.")
+    parser.add_argument("--version", action="version", version=f"cmsf {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    subparsers = {name: command.add_parser(commands) for name, command in _COMMANDS.items()}
+    if not arguments:
+        parser.print_help()
+        return 0
+    if not arguments[0].startswith("-") and arguments[0] not in subparsers:
+        hint = did_you_mean(arguments[0], subparsers, f"use one of {', '.join(subparsers)}")
+        raise BadInput(f"no command is called {arguments[0]!r}; {hint}")
+    chosen, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        known = subparsers.get(arguments[0], parser)
+        flag = unknown[0].split("=")[0]
+        raise BadInput(f"{known.prog} has no {flag}; {did_you_mean(flag, known.options(), f'see {known.prog} --help')}")
+    command: Callable[[argparse.Namespace], int] = chosen.command
+    return command(chosen)

@@ -1,0 +1,128 @@
+"""cmsf data"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from cmsf.cli.parser import Parser, say_paths
+from cmsf.errors import BadInput
+
+if TYPE_CHECKING:
+    from cmsf.data import Source
+    from cmsf.data.survey import Survey
+
+_CLASSES_SHOWN = 10
+_SHOWN = 3
+
+
+def add_parser(commands: Any) -> Parser:
+    parser: Parser = commands.add_parser(
+        "data",
+        help="what is in a pile of images",
+        description="Read every image of a source once, and say what is there: counts, classes, sizes, labels, "
+        "what cannot be read, what is there twice. Draws a contact sheet.",
+    )
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        nargs="?",
+        help="a folder of images, a .csv or .parquet list, an .npz, torchvision:NAME, hf:NAME or wds:SHARDS; "
+        "without it, the embedded sample",
+    )
+    parser.add_argument("--out", metavar="PNG", help="the contact sheet (default: the source's name, in this folder)")
+    parser.set_defaults(command=_data)
+    return parser
+
+
+def _data(chosen: argparse.Namespace) -> int:
+    from cmsf.analysis.contact_sheet import draw_contact_sheet
+    from cmsf.data import open_source
+    from cmsf.data.survey import survey
+
+    source = open_source(chosen.source)
+    out = Path(chosen.out or f"{source.name}-contact-sheet.png").expanduser()
+    if not out.resolve().parent.is_dir():
+        raise BadInput(f"there is no folder {out.parent} to put the contact sheet into; make it, or give another --out")
+    found = survey(source)
+    for line in (*_counts(source), *_sizes(found), *_faults(found), *source.notes):
+        print(line)
+    if not found.images:
+        print("cmsf: none of the images can be read", file=sys.stderr)
+        return 2
+    try:
+        draw_contact_sheet(source, out)
+    except OSError as error:
+        raise BadInput(f"cannot write {out}: {error.strerror}; give another --out") from None
+    say_paths({"contact sheet": out})
+    return 0
+
+
+def _counts(source: Source) -> list[str]:
+    lines = [f"{source.name}: {sum(map(len, source.parts.values())):,} images"]
+    for name, part in source.parts.items():
+        counts = Counter(one for one in part.names if one is not None)
+        labelled = sum(counts.values())
+        line = f"  {name:5}  {len(part):,} images, {labelled:,} labelled ({_per_cent(labelled, len(part))})"
+        if counts:
+            line += f", {len(counts)} classes of {min(counts.values()):,} to {max(counts.values()):,}"
+        lines.append(line)
+        largest = counts.most_common(_CLASSES_SHOWN)
+        lines += [f"         {count:7,}  {kind}" for kind, count in largest]
+        if len(counts) > len(largest):
+            lines.append(f"                  … and {len(counts) - len(largest)} classes more")
+    return lines
+
+
+def _sizes(found: Survey) -> list[str]:
+    if not found.images:
+        return []
+    shapes = Counter((one.width, one.height) for one in found.images)
+    (width, height), count = shapes.most_common(1)[0]
+    if len(shapes) == 1:
+        return [f"sizes: all {width} × {height}"]
+    short = [min(one.width, one.height) for one in found.images]
+    return [
+        f"sizes: shorter side {min(short)} to {max(short)}, median {median(short):g}; {len(shapes)} different, "
+        f"most often {width} × {height} ({_per_cent(count, len(found.images))})"
+    ]
+
+
+def _faults(found: Survey) -> list[str]:
+    lines = []
+    if found.broken:
+        lines.append(f"broken: {_count(len(found.broken), 'image')} cannot be read (train with --skip-broken)")
+        lines += [f"  {one}" for one in found.broken[:_SHOWN]] + _rest(len(found.broken))
+    else:
+        lines.append("broken: none")
+    groups = found.copies
+    if not groups:
+        return [*lines, "exact duplicates: none"]
+    copies = sum(len(group) - 1 for group in groups)
+    lines.append(
+        f"exact duplicates: {_count(copies, 'image')} with the same pixels as another, in {len(groups)} groups"
+    )
+    lines += [f"  {' = '.join(one.path for one in group[:4])}" for group in groups[:_SHOWN]] + _rest(len(groups))
+    if found.leaking:
+        lines.append(f"  {_count(len(found.leaking), 'group')} in more than one split: a test on them is none")
+    if found.contradicting:
+        group = found.contradicting[0]
+        names = " against ".join(sorted({one.name for one in group if one.name is not None}))
+        lines.append(f"  {_count(len(found.contradicting), 'group')} of different classes (first: {names})")
+    return lines
+
+
+def _rest(count: int) -> list[str]:
+    return [f"  … and {count - _SHOWN} more"] if count > _SHOWN else []
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _per_cent(part: int, whole: int) -> str:
+    return f"{100 * part / max(1, whole):.3g} %"

@@ -1,0 +1,152 @@
+"""cmsf labels"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from cmsf.cli.parser import Parser, say_paths
+from cmsf.errors import BadInput
+from cmsf.recipe import Recipe, parse
+
+if TYPE_CHECKING:
+    from cmsf.data import Source
+    from cmsf.data.labels import Labels
+
+_CLASSES_SHOWN = 10
+
+
+def add_parser(commands: Any) -> Parser:
+    parser: Parser = commands.add_parser(
+        "labels",
+        help="make and inspect label lists: shares, noise, coarse",
+        description="Labels of a source's training images, as they are or fewer, noisier, coarser; written as a list "
+        "for cmsf train --labels, or (where the images are files) --data. Coarsening comes first, then choosing, then "
+        "noise.",
+    )
+    parser.add_argument("source", metavar="SOURCE", nargs="?", help="as for cmsf train --data")
+    parser.add_argument("--labels", metavar="LIST", help="start from this list instead of the source's own labels")
+    parser.add_argument(
+        "--classes", metavar="imagenet-100|FILE", help="images of these classes alone; a file has one name a line"
+    )
+    parser.add_argument(
+        "--coarse", metavar="wordnet|FILE", help="join classes into groups; a file is a CSV class,group"
+    )
+    parser.add_argument("--share", metavar="X", help="keep the labels of this share of each class, e.g. 0.01")
+    parser.add_argument("--per-class", metavar="N", help="keep the labels of so many images of each class")
+    parser.add_argument(
+        "--subset", metavar="simclr-1|simclr-10|FILE", help="keep the labels of these files; a file has one name a line"
+    )
+    parser.add_argument("--noise", metavar="X", help="replace this share of labels by another class at random")
+    parser.add_argument("--seed", metavar="N", default="0", help="decides what is chosen and replaced (default: 0)")
+    parser.add_argument("--out", metavar="CSV", help="where to write the list; without it, it is only looked at")
+    parser.set_defaults(command=_labels)
+    return parser
+
+
+def _labels(chosen: argparse.Namespace) -> int:
+    flags = {"label_share": "share", "labels_per_class": "per_class", "label_noise": "noise", "seed": "seed"}
+    asked = {name: getattr(chosen, flag) for name, flag in flags.items() if getattr(chosen, flag) is not None}
+    numbers = Recipe().changed({name: parse(name, text) for name, text in asked.items()})
+
+    from cmsf.data import open_source
+    from cmsf.data.labels import Labels, changed
+    from cmsf.data.lists import write_rows
+    from cmsf.data.loading import listed_labels
+
+    source = open_source(chosen.source)
+    paths = source.train.images.paths
+    labels = Labels.of(source.train.names, source.classes)
+    if chosen.labels is not None:
+        labels = Labels.of(listed_labels(source, Path(chosen.labels).expanduser())["train"])
+    if not labels.known.any():
+        raise BadInput(f"{source.name} has no labels to make a list from; give one with --labels")
+    if chosen.classes is not None:
+        labels = labels.only_classes(_classes(chosen.classes), chosen.classes)
+    if chosen.coarse is not None:
+        labels = changed(labels, coarse=chosen.coarse)
+    if chosen.subset is not None:
+        labels = _subset(labels, paths, chosen.subset)
+    labels = changed(labels, share=numbers.label_share, per_class=numbers.labels_per_class, seed=numbers.seed)
+    before = labels
+    labels = changed(labels, noise=numbers.label_noise, seed=numbers.seed)
+    for line in _summary(source, labels):
+        print(line)
+    if numbers.label_noise:
+        print(_difference("replaced by the noise", before, labels))
+    own = Labels.of(source.train.names, source.classes)
+    if chosen.labels is not None and set(labels.names) <= set(own.names):
+        print(_difference("other than the source's own", own, Labels.of(labels.called(), own.names)))
+    if chosen.out is not None:
+        out = Path(chosen.out).expanduser()
+        kept = labels.known.nonzero()[:, 0].tolist()
+        called = labels.called()
+        try:
+            write_rows(out, ("path", "label"), [(_as_listed(source, paths[i], out), called[i]) for i in kept])
+        except OSError as error:
+            raise BadInput(f"cannot write {out}: {error.strerror}; give another --out") from None
+        say_paths({"list": out})
+    return 0
+
+
+def _summary(source: Source, labels: Labels) -> list[str]:
+    counts = labels.counts()
+    known, present = int(labels.known.sum()), counts[counts > 0]
+    lines = [
+        f"{source.name}: {known:,} of {len(labels):,} training images labelled ({100 * known / len(labels):.3g} %), "
+        f"{len(present)} classes of {int(present.min()):,} to {int(present.max()):,}"
+    ]
+    largest = counts.argsort(descending=True, stable=True)[: min(_CLASSES_SHOWN, len(present))].tolist()
+    lines += [f"  {int(counts[number]):7,}  {labels.names[number]}" for number in largest]
+    if len(present) > _CLASSES_SHOWN:
+        lines.append(f"           … and {len(present) - _CLASSES_SHOWN} classes more")
+    return lines
+
+
+def _difference(what: str, before: Labels, after: Labels) -> str:
+    both = before.known & after.known
+    known, differ = int(both.sum()), int((before.number != after.number)[both].sum())
+    return f"{differ:,} of {known:,} labels {what} ({100 * differ / max(1, known):.2f} %)"
+
+
+def _classes(asked: str) -> frozenset[str]:
+    from cmsf.data.imagenet import imagenet_100
+
+    return imagenet_100() if asked == "imagenet-100" else _lines(asked)
+
+
+def _subset(labels: Labels, paths: Any, asked: str) -> Labels:
+    """The labels of listed files alone, by path or by the bare file name."""
+    import torch
+
+    from cmsf.data.imagenet import simclr_files
+
+    shipped = {"simclr-1": 1, "simclr-10": 10}
+    wanted = simclr_files(shipped[asked]) if asked in shipped else _lines(asked)
+    found = [path if path in wanted else PurePosixPath(path).name for path in paths]
+    kept = torch.tensor([name in wanted for name in found])
+    if not kept.any():
+        raise BadInput(f"none of the {len(wanted)} files of {asked} is among the {len(paths)} images, as {paths[0]}")
+    missing = len(wanted) - len(wanted.intersection(found))
+    if missing:
+        print(f"{missing:,} of the {len(wanted):,} files of {asked} are not there")
+    return labels.only(kept)
+
+
+def _lines(file: str) -> frozenset[str]:
+    try:
+        return frozenset(filter(None, map(str.strip, Path(file).expanduser().read_text(encoding="utf-8").splitlines())))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot read {file}: {error}") from None
+
+
+def _as_listed(source: Source, path: str, out: Path) -> str:
+    """A file's path relative to the list, so that the list serves as --labels and as --data alike."""
+    from cmsf.data.images import Files
+
+    images = source.train.images
+    if not isinstance(images, Files):
+        return path
+    return PurePosixPath(os.path.relpath(images.root.resolve() / path, out.resolve().parent)).as_posix()

@@ -1,0 +1,56 @@
+"""What every command has in common: a parser that explains itself, and flags for the machine."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from cmsf.errors import BadInput
+
+
+class Parser(argparse.ArgumentParser):
+    """Mistakes are BadInput like any other, with the nearest name where there is one."""
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(allow_abbrev=False, **keywords)
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(f"{message}; see {self.prog} --help")
+
+    def options(self) -> list[str]:
+        return list(self._option_string_actions)
+
+
+def add_machine_flags(parser: Parser) -> None:
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps")
+    parser.add_argument("--threads", metavar="N", help="CPU threads (default: all cores this process may use)")
+    parser.add_argument(
+        "--workers",
+        metavar="N",
+        help="processes that decode images which are not held in memory (default: one a core; 0: none)",
+    )
+
+
+def set_threads(text: str | None) -> None:
+    import torch
+
+    from cmsf.data import available_cores
+
+    available = available_cores()
+    torch.set_num_threads(_whole("--threads", text, 1, f"here at best {available}") or available)
+
+
+def workers(text: str | None) -> int | None:
+    return _whole("--workers", text, 0, "0 decodes in the process that trains")
+
+
+def _whole(flag: str, text: str | None, least: int, hint: str) -> int | None:
+    if text is not None and (not text.isdecimal() or not least <= int(text) <= 1024):
+        raise BadInput(f"{flag} {text} will not do; it takes a whole number to 1024, {hint}")
+    return None if text is None else int(text)
+
+
+def say_paths(paths: dict[str, Any]) -> None:
+    width = max(map(len, paths))
+    for name, path in paths.items():
+        print(f"{name:{width}}  {path}")

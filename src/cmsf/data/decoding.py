@@ -1,0 +1,77 @@
+"""From an image file of any kind to upright red, green and blue."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from PIL import Image
+from torch import Tensor
+
+_KINDS = "avif bmp gif jfif jp2 jpe jpeg jpg pbm pgm png pnm ppm tga tif tiff webp"
+SUFFIXES = tuple(f".{kind}" for kind in _KINDS.split())
+_ORIENTATION = 0x0112  # the EXIF tag
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """Height and width as it will be seen, without decoding."""
+    width, height = image.size
+    return (width, height) if _orientation(image) >= 5 else (height, width)
+
+
+def decode(image: Image.Image, enough: int) -> UInt8[Tensor, "3 h w"]:
+    """Upright pixels; a JPEG may be read at a fraction of its size that leaves `enough` pixels a side.
+
+    16-bit grey keeps its upper eight bits, and what is transparent becomes white. The pixels lie in memory as
+    decoded, colour by colour within each, which is what resizing on the CPU is fastest with.
+    """
+    orientation = _orientation(image)
+    image.draft("RGB", (enough, enough))
+    if image.mode.startswith(("I", "F")):
+        image = _eight_bits(image)
+    elif "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    image = image.convert("RGB")
+    if orientation in _UPRIGHT:
+        image = image.transpose(_UPRIGHT[orientation])
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def shrink(picture: UInt8[Tensor, "3 h w"], largest_side: int) -> UInt8[Tensor, "3 tall wide"]:
+    """The shorter side brought down to `largest_side`, where it is above it."""
+    short = min(picture.shape[1:])
+    if short <= largest_side:
+        return picture
+    height, width = (max(1, round(side * largest_side / short)) for side in picture.shape[1:])
+    resized = torch.nn.functional.interpolate(picture[None], (height, width), mode="bilinear", antialias=True)[0]
+    # Whatever order the resizing has left them in, pixels lie colour by colour within each.
+    return resized.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # metadata that is damaged in any way does not make a photo unreadable
+        return 1
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Integers of more than 8 bits and floating point as grey: 16 bits by their upper eight, others by their range."""
+    values = np.asarray(image).astype(np.float64)
+    if image.mode.startswith("I;16") or (image.mode == "I" and 255 < values.max() <= 65535):
+        values = values / 257
+    elif values.max() > 255:
+        values = values * (255 / values.max())
+    elif image.mode == "F" and values.max() <= 1:
+        values = values * 255
+    return Image.fromarray(np.clip(np.nan_to_num(values), 0, 255).astype(np.uint8))

@@ -1,0 +1,111 @@
+"""Images by a stable index that are decoded when they are asked for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Int, UInt8
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from cmsf.data.decoding import decode, upright_size
+from cmsf.errors import BadInput
+
+
+class Unreadable(Exception):
+    """An image that cannot be decoded, and why."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+class Images(ABC):
+    """A pile of images. The position of an image is its index, which nothing that happens to other runs changes."""
+
+    paths: Sequence[str]
+    """A name for each that lasts: the path below the source's root, or what stands in for it."""
+    blocks: Int[Tensor, " n"] | None = None
+    """Which of several places each image lies in, where reading from few places at a time is much faster."""
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @abstractmethod
+    def open(self, i: int) -> Image.Image:
+        """The image, its pixels not yet decoded; whatever the library beneath raises may come out."""
+
+    def size(self, i: int) -> tuple[int, int]:
+        """Height and width, or Unreadable."""
+        try:
+            return upright_size(self.open(i))
+        except BadInput:
+            raise
+        except Exception as error:
+            raise Unreadable(self.paths[i], _reason(error)) from None
+
+    def decode(self, i: int, enough: int) -> UInt8[Tensor, "3 h w"]:
+        """The pixels, or Unreadable; they may be fewer than in the file as long as a side keeps `enough`."""
+        try:
+            return decode(self.open(i), enough)
+        except BadInput:  # nothing is the matter with the image, but with the way to it
+            raise
+        # Decoders of some thirty formats fail on damaged files in as many ways.
+        except Exception as error:
+            raise Unreadable(self.paths[i], _reason(error)) from None
+
+    def part(self, index: Int[Tensor, " m"]) -> Images:
+        return Chosen(self, index.tolist())
+
+
+class Chosen(Images):
+    """Some of other images."""
+
+    def __init__(self, images: Images, chosen: Sequence[int]) -> None:
+        self.images, self.chosen = images, chosen
+        self.paths = [images.paths[i] for i in chosen]
+        self.blocks = None if images.blocks is None else images.blocks[torch.tensor(chosen)]
+
+    def open(self, i: int) -> Image.Image:
+        return self.images.open(self.chosen[i])
+
+    def part(self, index: Int[Tensor, " m"]) -> Images:
+        return Chosen(self.images, [self.chosen[i] for i in index.tolist()])
+
+
+class Files(Images):
+    """Image files below a folder."""
+
+    def __init__(self, root: Path, paths: Sequence[str]) -> None:
+        self.root, self.paths = root, paths
+
+    def open(self, i: int) -> Image.Image:
+        return Image.open(self.root / self.paths[i])
+
+
+class Arrays(Images):
+    """Images of one size, decoded already."""
+
+    def __init__(self, pictures: UInt8[Tensor, "n c h w"], paths: Sequence[str]) -> None:
+        self.pictures, self.paths = pictures, paths
+
+    def open(self, i: int) -> Image.Image:
+        pixels = self.pictures[i].permute(1, 2, 0).numpy()
+        return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+    def part(self, index: Int[Tensor, " m"]) -> Images:
+        return Arrays(self.pictures[index], [self.paths[i] for i in index.tolist()])
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image, or of an unknown kind"
+    return " ".join((str(error) or type(error).__name__).split())[:160]

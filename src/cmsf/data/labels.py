@@ -1,0 +1,123 @@
+"""Fewer, noisier or coarser labels, decided by a seed and each image's index."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from cmsf.data.imagenet import coarse_groups
+from cmsf.data.lists import read_mapping
+from cmsf.data.source import ordered
+from cmsf.errors import BadInput
+from cmsf.randomness import uniform
+from cmsf.rows import UNKNOWN
+
+_CHOOSING, _CORRUPTING = 0x5AE1, 0x0153  # what these uses of the hash are for
+
+
+@dataclass(frozen=True)
+class Labels:
+    """A number for each image, UNKNOWN where it has none, and what the numbers are called."""
+
+    number: Int[Tensor, " n"]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, names: Sequence[str | None], classes: tuple[str, ...] | None = None) -> Labels:
+        classes = ordered(names) if classes is None else classes
+        number: dict[str | None, int] = {name: i for i, name in enumerate(classes)} | {None: UNKNOWN}
+        return cls(torch.tensor([number[name] for name in names], dtype=torch.int64), classes)
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    def called(self) -> list[str | None]:
+        return [None if number == UNKNOWN else self.names[number] for number in self.number.tolist()]
+
+    @property
+    def known(self) -> Bool[Tensor, " n"]:
+        return self.number != UNKNOWN
+
+    def counts(self) -> Int[Tensor, " c"]:
+        """How many images each class has."""
+        return self.number[self.known].bincount(minlength=len(self.names))
+
+    def only(self, kept: Bool[Tensor, " n"]) -> Labels:
+        """The labels of some images alone."""
+        return replace(self, number=torch.where(kept, self.number, UNKNOWN))
+
+    def only_classes(self, wanted: Set[str], origin: str) -> Labels:
+        """The labels of some classes alone, which are then all there are."""
+        found = [name if name in wanted else None for name in self.called()]
+        if not any(found):
+            raise BadInput(f"none of the {len(wanted)} classes of {origin} is among {', '.join(self.names[:3])} …")
+        return Labels.of(found, tuple(name for name in self.names if name in wanted))
+
+
+def share_of_each_class(labels: Labels, share: float, seed: int) -> Labels:
+    """A share of every class, rounded, and one image at least."""
+    return _some_of_each_class(labels, lambda count: max(1, math.floor(share * count + 0.5)), seed)
+
+
+def number_of_each_class(labels: Labels, number: int, seed: int) -> Labels:
+    """So many of every class, or all where it has fewer."""
+    return _some_of_each_class(labels, lambda count: number, seed)
+
+
+def noisy(labels: Labels, rate: float, seed: int) -> Labels:
+    """Each label replaced with probability `rate`, independently, by one of the other classes, all alike."""
+    others = len(labels.names) - 1
+    if others < 1:
+        raise BadInput(f"label noise needs two classes or more, and there are {others + 1}")
+    chance, other = uniform(2, seed, _CORRUPTING, torch.arange(len(labels))).double().unbind(1)
+    step = 1 + (other * others).long()  # 1 … classes − 1 further on is every other class
+    replaced = labels.known & (chance < rate)
+    return replace(labels, number=torch.where(replaced, (labels.number + step) % (others + 1), labels.number))
+
+
+def coarsened(labels: Labels, group: Mapping[str, str], origin: str) -> Labels:
+    """Classes joined into groups; every class that occurs must have one."""
+    missing = [name for name, count in zip(labels.names, labels.counts().tolist(), strict=True)
+               if count and name not in group]  # fmt: skip
+    if missing:
+        raise BadInput(
+            f"{origin} has no group for {len(missing)} of {len(labels.names)} classes (the first is {missing[0]!r}); "
+            "it needs every class by the name it has in the data"
+        )
+    return Labels.of([None if name is None else group[name] for name in labels.called()])
+
+
+def read_groups(coarse: str) -> Mapping[str, str]:
+    """Groups by class: `wordnet` for ImageNet's by the paper's rule, or a CSV of class,group."""
+    return coarse_groups() if coarse == "wordnet" else read_mapping(Path(coarse).expanduser())
+
+
+def changed(
+    labels: Labels, *, coarse: str = "none", share: float = 1.0, per_class: int = 0, noise: float = 0.0, seed: int = 0
+) -> Labels:
+    """Coarser, then fewer, then noisier: so the rate of noise is that of the labels one trains with."""
+    if coarse != "none":
+        labels = coarsened(labels, read_groups(coarse), coarse)
+    if share < 1:
+        labels = share_of_each_class(labels, share, seed)
+    if per_class:
+        labels = number_of_each_class(labels, per_class, seed)
+    if noise:
+        labels = noisy(labels, noise, seed)
+    return labels
+
+
+def _some_of_each_class(labels: Labels, wanted: Callable[[int], int], seed: int) -> Labels:
+    chance = uniform(2, seed, _CHOOSING, torch.arange(len(labels))).double()
+    order = (chance[:, 0] + chance[:, 1] / 2**24).argsort(stable=True)
+    kept = torch.zeros(len(labels), dtype=torch.bool)
+    for number, count in enumerate(labels.counts().tolist()):
+        if count:
+            kept[order[labels.number[order] == number][: wanted(count)]] = True
+    return labels.only(kept)

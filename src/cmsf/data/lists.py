@@ -1,0 +1,205 @@
+"""Tables of images: CSV or Parquet with `path` and `label`, as a source of images or as labels for one."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unicodedata import normalize
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cmsf.data.images import Files
+from cmsf.data.source import Part, Source, ordered
+from cmsf.errors import BadInput
+from cmsf.files import atomically
+
+LIST_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
+_SPLITS = {"": "train", "train": "train", "trainval": "train", "val": "val", "valid": "val", "validation": "val"}
+_SPLITS |= {"test": "test"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a list: which image, which label."""
+
+    file: Path
+    column: str
+    """`path`, or `index` where the images have no paths that their owner knows."""
+    keys: list[str]
+    labels: list[str | None]
+    splits: list[str]
+
+
+def read_table(file: Path) -> Table:
+    columns = _columns(file)
+    column = "path" if "path" in columns else "index"
+    if column not in columns:
+        raise BadInput(f"{file} has the columns {', '.join(columns) or 'none'}; it needs path (or index) and label")
+    keys = [_text(value) for value in columns[column]]
+    labels = [_label(value) for value in columns.get("label", [None] * len(keys))]
+    splits = [_text(value).lower() for value in columns.get("split", [""] * len(keys))]
+    unknown = sorted(set(splits) - set(_SPLITS))
+    if unknown:
+        raise BadInput(f"{file} has images in a split called {unknown[0]!r}; use train, val and test")
+    places: dict[str, int] = {}
+    for number, key in enumerate(keys):
+        if not key:
+            raise BadInput(f"row {number + 1} of {file} has no {column}")
+        first = places.setdefault(key, number)
+        if first != number:
+            raise BadInput(f"{file} lists {key} twice, in rows {first + 1} and {number + 1}; keep one of them")
+    return Table(file, column, keys, labels, [_SPLITS[split] for split in splits])
+
+
+def open_list(file: Path) -> Source:
+    """Images by their paths relative to the list; a blank label is none, and a column `split` may name the splits."""
+    table = read_table(file)
+    if not table.keys:
+        raise BadInput(f"{file} lists no images")
+    if table.column != "path":
+        raise BadInput(f"{file} has no column path, and without paths it is no list of images")
+    parts = {}
+    for split in sorted(set(table.splits)):
+        rows = [number for number, name in enumerate(table.splits) if name == split]
+        images = Files(file.parent, [table.keys[row] for row in rows])
+        parts[split] = Part(images, [table.labels[row] for row in rows])
+    if "train" not in parts:
+        raise BadInput(f"{file} has no images in the split train")
+    return Source(file.stem, parts, ordered(table.labels))
+
+
+@dataclass(frozen=True)
+class LabelList:
+    """Labels for the images of some source, by path (below the source, or relative to the list) or by index."""
+
+    table: Table
+    root: Path | None
+    """The folder that the source's paths are relative to, where it has one."""
+
+    def match(self, paths: Sequence[str]) -> list[str | None]:
+        """The label of each image, None for a blank or where it is not listed."""
+        if self.table.column == "index":
+            return [self._by_index().get(str(number)) for number in range(len(paths))]
+        known = [_same_script(path) for path in paths]
+        best: list[str | None] = [None] * len(paths)
+        found = -1
+        for given in (self.table.keys, self._below_the_root()):
+            label = dict(zip(map(_same_script, given), self.table.labels, strict=True))
+            hits = sum(path in label for path in known)
+            if hits > found:
+                best, found = [label.get(path) for path in known], hits
+        return best
+
+    def check(self, every_path: Iterable[str]) -> None:
+        """Refuse a list of other images, and rows for images that are not there."""
+        paths = list(every_path)
+        if self.table.column == "index":
+            wrong = [key for key in self.table.keys if not key.isdecimal() or int(key) >= len(paths)]
+            hint = f"index is a whole number below {len(paths)}"
+        else:
+            known = set(map(_same_script, paths))
+            wrong = min(
+                ([key for key in given if _same_script(key) not in known]
+                 for given in (self.table.keys, self._below_the_root())),
+                key=len,
+            )  # fmt: skip
+            hint = f"paths look like {paths[0]}"
+        if wrong:
+            raise BadInput(
+                f"{len(wrong)} of {len(self.table.keys)} rows of {self.table.file} are for images that are not there "
+                f"(the first is {wrong[0]}); {hint}"
+            )
+
+    def _by_index(self) -> dict[str, str | None]:
+        return {str(int(key)): label for key, label in zip(self.table.keys, self.table.labels, strict=True)}
+
+    def _below_the_root(self) -> list[str]:
+        """The paths as relative to the list, turned into paths relative to the source."""
+        if self.root is None:
+            return self.table.keys
+        root, place = self.root.resolve(), self.table.file.parent.resolve()
+        return [_relative(place / key, root) for key in self.table.keys]
+
+
+def read_mapping(file: Path) -> dict[str, str]:
+    """A CSV or Parquet of two columns, class and group."""
+    columns = _columns(file)
+    if len(columns) != 2:
+        raise BadInput(f"{file} has the columns {', '.join(columns) or 'none'}; a mapping has two, class and group")
+    classes, groups = ([_label(value) for value in column] for column in columns.values())
+    mapping: dict[str, str] = {}
+    for number, (name, group) in enumerate(zip(classes, groups, strict=True), start=1):
+        if name is None or group is None:
+            raise BadInput(f"row {number} of {file} is not whole; a mapping has a class and a group in each")
+        if mapping.setdefault(name, group) != group:
+            raise BadInput(f"{file} puts {name!r} into both {mapping[name]!r} and {group!r}; keep one of them")
+    return mapping
+
+
+def write_rows(file: Path, header: Sequence[str], rows: Iterable[Sequence[str | None]]) -> None:
+    """A CSV; None is blank."""
+    with atomically(file) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+
+
+def _columns(file: Path) -> dict[str, list[Any]]:
+    return _parquet(file) if file.suffix.lower() in (".parquet", ".pq") else _csv(file)
+
+
+def _csv(file: Path) -> dict[str, list[Any]]:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot read {file}: {error}; a list is text in UTF-8") from None
+    header = text.split("\n", 1)[0]
+    delimiter = max(",;\t", key=header.count)  # spreadsheets of half the world write semicolons
+    try:
+        rows = [row for row in csv.reader(text.splitlines(), delimiter=delimiter, strict=True) if row]
+    except csv.Error as error:
+        raise BadInput(f"cannot read {file}: {error}") from None
+    if not rows:
+        raise BadInput(f"{file} is empty; it needs a first line path,label")
+    names = [name.strip().lower() for name in rows[0]]
+    for number, row in enumerate(rows[1:], start=1):
+        if len(row) != len(names):
+            raise BadInput(f"row {number} of {file} has {len(row)} fields and the first line {len(names)}")
+    return {name: [row[place] for row in rows[1:]] for place, name in enumerate(names)}
+
+
+def _parquet(file: Path) -> dict[str, list[Any]]:
+    try:
+        table = pq.read_table(file)
+    except (OSError, pa.ArrowException) as error:
+        raise BadInput(f"cannot read {file}: {str(error).splitlines()[0]}") from None
+    wanted = [name for name in table.column_names if name in ("path", "index", "label", "split")]
+    return dict(table.select(wanted or table.column_names).to_pydict())
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value).strip()
+
+
+def _label(value: Any) -> str | None:
+    """-1 is unlabelled everywhere; a spreadsheet's 3.0 is class 3."""
+    if isinstance(value, float):
+        value = None if value != value else int(value) if value.is_integer() else value
+    text = _text(value)
+    return None if text in ("", "-1") else text
+
+
+def _same_script(path: str) -> str:
+    """One spelling for a path: composed letters, slashes, no ./ before it."""
+    return normalize("NFC", path.replace("\\", "/")).removeprefix("./")
+
+
+def _relative(path: Path, root: Path) -> str:
+    try:
+        return path.resolve().relative_to(root).as_posix()
+    except ValueError:
+        return path.as_posix()

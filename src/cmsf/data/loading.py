@@ -1,0 +1,204 @@
+"""From a source to the data set of a run: splits, labels, and pixels in memory or on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cmsf.data.dataset import Dataset, Split
+from cmsf.data.decoding import shrink
+from cmsf.data.images import Arrays, Files, Images, Unreadable
+from cmsf.data.labels import Labels, changed
+from cmsf.data.lists import LabelList, read_table
+from cmsf.data.source import Part, Source, ordered
+from cmsf.errors import BadInput
+from cmsf.memory import available_memory
+from cmsf.progress import shown
+from cmsf.randomness import uniform
+from cmsf.recipe import AUTO, Recipe
+from cmsf.rows import UNKNOWN
+from cmsf.views import Pictures
+
+STORED = 2
+"""Decoded photos keep a shorter side of this many times the view: the rest would never be seen."""
+_MOST_OF_MEMORY = 0.5
+_HELD_OUT_SHARE = 10
+_HOLDING_OUT = 0x5917  # what this use of the hash is for
+
+
+def load(
+    source: Source,
+    recipe: Recipe,
+    size: int,
+    *,
+    labels: Path | None = None,
+    val: Source | None = None,
+    known_broken: Collection[str] | None = None,
+) -> Dataset:
+    """Images to train on at `size`, and to test on, with labels as the recipe and a list of labels say.
+
+    labels: a list that replaces the source's own, which then are the truth, for evaluation and analysis alone. A
+    source without labels of its own takes the list's as the truth too.
+    val: a source to test on, instead of a split of the source or a tenth of its labelled images.
+    known_broken: paths found unreadable before, so that files need not be checked again.
+    """
+    notes = list(source.notes)
+    train, test, origin = _train_and_test(source, val, notes)
+    given = None if labels is None else listed_labels(source, labels)
+    own = any(name is not None for part in source.parts.values() for name in part.names)
+    if given is not None and not own:
+        source = _with_names(source, given)
+        train, test, origin = _train_and_test(source, val, notes=[])
+    classes = (*source.classes, *ordered({*(() if val is None else val.classes)} - {*source.classes}))
+    truth = Labels.of(train.names, classes)
+    label = truth if given is None else Labels.of(given["train"])
+    label = changed(
+        label,
+        coarse=recipe.coarse_labels,
+        share=recipe.label_share,
+        per_class=recipe.labels_per_class,
+        noise=recipe.label_noise,
+        seed=recipe.seed,
+    )
+    everything = Split(train.images, train.images.paths, truth.number, label.number)
+    if test is None:
+        everything, held_out, origin = hold_out(everything, recipe.seed)
+        lost = 0 if held_out is None or given is None else len(held_out.labelled)
+        if lost:
+            notes.append(f"{lost} of {lost + len(everything.labelled)} listed labels are of held-out test images")
+    else:
+        number = Labels.of(test.names, classes).number
+        held_out = Split(test.images, test.images.paths, number, torch.full_like(number, UNKNOWN))
+    dataset = Dataset(source.name, classes, label.names, everything, held_out, origin, tuple(notes))
+    return _read(dataset, recipe, size, known_broken)
+
+
+def hold_out(everything: Split, seed: int) -> tuple[Split, Split | None, str]:
+    """A tenth of the images with a class becomes the test split, by a hash; others have nothing to be tested by."""
+    judged = everything.judged
+    if not len(judged):
+        return everything, None, "none: the images have no labels"
+    index = torch.arange(len(everything))
+    chance = uniform(1, seed, _HOLDING_OUT, index)[:, 0]
+    count = -(-len(judged) // _HELD_OUT_SHARE)
+    test = judged[chance[judged].argsort(stable=True)[:count]].sort().values
+    train = index[~torch.isin(index, test)]
+    origin = f"{count} of {len(judged)} labelled images, held out by seed {seed}"
+    return everything.part(train), everything.part(test), origin
+
+
+def _train_and_test(source: Source, val: Source | None, notes: list[str]) -> tuple[Part, Part | None, str]:
+    if val is not None:
+        part = next(val.parts[name] for name in ("test", "val", "train") if name in val.parts)
+        unused = [f"{name} ({len(part)} images)" for name, part in source.parts.items() if name != "train"]
+        if unused:
+            notes.append(f"--val takes the place of {' and '.join(unused)} of {source.name}")
+        return source.train, part, f"{len(part)} images of {val.name}"
+    there = [name for name in ("test", "val") if name in source.parts]
+    if not there:
+        return source.train, None, ""
+    # The test images of a challenge have no labels; then val is what one is judged on.
+    chosen, *aside = sorted(there, key=lambda name: not any(source.parts[name].names))
+    notes += [f"{name} with {len(source.parts[name])} images is set aside; {chosen} is judged on" for name in aside]
+    return source.train, source.parts[chosen], f"{len(source.parts[chosen])} images of {chosen}"
+
+
+def listed_labels(source: Source, file: Path) -> dict[str, list[str | None]]:
+    """The listed labels of each part's images; an index in the list counts the training images."""
+    images = source.train.images
+    table = LabelList(read_table(file), images.root if isinstance(images, Files) else None)
+    every = [path for part in source.parts.values() for path in part.images.paths]
+    table.check(images.paths if table.table.column == "index" else every)
+    listed = {name: table.match(part.images.paths) for name, part in source.parts.items() if name == "train"}
+    if table.table.column == "path":
+        listed |= {name: table.match(part.images.paths) for name, part in source.parts.items()}
+    return listed
+
+
+def _with_names(source: Source, given: dict[str, list[str | None]]) -> Source:
+    parts = {name: Part(part.images, given.get(name, part.names)) for name, part in source.parts.items()}
+    return replace(source, parts=parts, classes=ordered(name for part in parts.values() for name in part.names))
+
+
+def _read(data: Dataset, recipe: Recipe, size: int, known_broken: Collection[str] | None) -> Dataset:
+    """Decode what fits into memory, now; find what cannot be read."""
+    in_memory = recipe.cache == "ram" or (recipe.cache == AUTO and _fits(data, STORED * size))
+    broken: list[Unreadable] = []
+    splits: dict[str, Split] = {}
+    for name, split in (("train", data.train), ("test", data.test)):
+        if split is None:
+            continue
+        images = split.pictures
+        assert isinstance(images, Images)
+        if isinstance(images, Arrays):
+            splits[name] = replace(split, pictures=images.pictures)
+        elif known_broken is not None and not in_memory:
+            good = torch.tensor(
+                [i for i, path in enumerate(split.paths) if path not in known_broken], dtype=torch.int64
+            )
+            splits[name] = split.part(good)
+        elif in_memory or recipe.skip_broken:
+            found = _decode_all(images, STORED * size, keep=in_memory)
+            bad = [one for one in found if isinstance(one, Unreadable)]
+            good = torch.tensor(
+                [i for i, one in enumerate(found) if not isinstance(one, Unreadable)], dtype=torch.int64
+            )
+            broken += bad
+            split = split.part(good) if bad else split
+            kept = [one for one in found if isinstance(one, Tensor)]
+            splits[name] = replace(split, pictures=_together(kept)) if in_memory else split
+        else:
+            splits[name] = split
+    if broken and not recipe.skip_broken:
+        raise BadInput(unreadable_message(broken))
+    if any(not len(split) for split in splits.values()):
+        raise BadInput(f"no image of {data.name} can be read; the first is {broken[0]}")
+    arrays = all(isinstance(split.pictures, Tensor) for split in splits.values())
+    return replace(
+        data,
+        train=splits["train"],
+        test=splits.get("test"),
+        broken=tuple(broken),
+        in_memory=in_memory or arrays,
+    )
+
+
+def unreadable_message(broken: Sequence[Unreadable]) -> str:
+    shown_first = "; ".join(str(one) for one in broken[:3]) + (" …" if len(broken) > 3 else "")
+    count = "1 image" if len(broken) == 1 else f"{len(broken)} images"
+    return f"cannot read {count} ({shown_first}); mend or remove them, or leave them out with --skip-broken"
+
+
+def _fits(data: Dataset, largest_side: int) -> bool:
+    """Whether all images, decoded and shrunk, take at most half of the memory there is."""
+    total = 0.0
+    for split in (data.train, data.test):
+        if split is not None and isinstance(split.pictures, Images):
+            sizes = Part(split.pictures, ()).few_sizes()
+            pixels = [h * w * min(1.0, largest_side / min(h, w)) ** 2 for h, w in sizes]
+            total += 3 * len(split) * sum(pixels) / max(1, len(pixels))
+    return total <= _MOST_OF_MEMORY * available_memory()
+
+
+def _decode_all(images: Images, largest_side: int, keep: bool) -> list[Tensor | Unreadable | None]:
+    """Each image decoded and shrunk (None where it is not to be kept), or why it cannot be."""
+
+    def one(i: int) -> Tensor | Unreadable | None:
+        try:
+            picture = images.decode(i, largest_side)
+        except Unreadable as error:
+            return error
+        return shrink(picture, largest_side) if keep else None
+
+    with ThreadPoolExecutor() as pool:
+        return list(shown(pool.map(one, range(len(images))), "decoding" if keep else "checking", len(images)))
+
+
+def _together(pictures: list[Tensor]) -> Pictures:
+    one_size = len({picture.shape for picture in pictures}) == 1
+    return torch.stack(pictures) if one_size else pictures

@@ -1,0 +1,67 @@
+"""What every source of images comes down to: named parts of images, each with a class name or none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median
+
+from cmsf.data.images import Images, Unreadable
+
+_LOOKED_AT = 200
+
+
+@dataclass(frozen=True)
+class Part:
+    """One split as the source has it."""
+
+    images: Images
+    names: Sequence[str | None]
+    """Each image's class, None where there is none."""
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def few_sizes(self) -> list[tuple[int, int]]:
+        """Heights and widths of some hundred images all over the part; unreadable ones are met when all are read."""
+        found = []
+        for i in range(0, len(self), max(1, len(self) // _LOOKED_AT)):
+            with suppress(Unreadable):
+                found.append(self.images.size(i))
+        return found
+
+
+@dataclass(frozen=True)
+class Source:
+    """Images to learn from in the part `train`; the parts `val` and `test` may be there too."""
+
+    name: str
+    parts: dict[str, Part]
+    classes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def train(self) -> Part:
+        return self.parts["train"]
+
+    def typical_side(self) -> int:
+        """The median of the images' shorter sides."""
+        sizes = self.train.few_sizes()
+        if not sizes:
+            self.train.images.size(0)  # says why
+        return int(median(min(size) for size in sizes))
+
+
+def ordered(names: Iterable[str | None]) -> tuple[str, ...]:
+    """The different class names; numbers by their value, else by the alphabet."""
+    found = {name for name in names if name is not None}
+    numeric = all(name.isdecimal() for name in found)
+    return tuple(sorted(found, key=lambda name: (int(name), name) if numeric else (0, name)))
+
+
+def distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Class names by number, told apart where two classes are called the same (ImageNet has two cranes)."""
+    counts = Counter(names)
+    return tuple(name if counts[name] == 1 else f"{name} ({number})" for number, name in enumerate(names))

@@ -1,0 +1,23 @@
+"""What the networks see of an image."""
+
+from cmsf.views.augmentation import Augmentation, clean_view
+from cmsf.views.batch import Batch, CutBatch, WholeBatch, cut_views
+from cmsf.views.colours import normalise
+from cmsf.views.crops import CentreCrop, Crop, Pictures, RandomCrop, crop_and_resize, cut, sizes
+
+__all__ = [
+    "Augmentation",
+    "Batch",
+    "CentreCrop",
+    "Crop",
+    "CutBatch",
+    "Pictures",
+    "RandomCrop",
+    "WholeBatch",
+    "clean_view",
+    "crop_and_resize",
+    "cut",
+    "cut_views",
+    "normalise",
+    "sizes",
+]

@@ -1,0 +1,93 @@
+"""Views: batched augmentations on the training device, with parameters of their own for every image.
+
+All randomness is a hash of (seed, epoch, image, view), drawn on the CPU, where a few numbers an image cost nothing
+and nobody waits for the device; the pixels are computed where they are. Cropping with resizing, and blurring, are
+products with one matrix a direction (separable), which equal torchvision's antialiased operations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cmsf.views import colours
+from cmsf.views.batch import Batch, CutBatch, WholeBatch, cut_views
+from cmsf.views.crops import CentreCrop, Draws, Pictures, RandomCrop, between
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What a random view may do to an image; the defaults are the weak view of the paper."""
+
+    crop: RandomCrop
+    jitter: float = 0.0
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.4
+    hue: float = 0.1
+    greyscale: float = 0.0
+    blur: float = 0.0
+    blur_sigma: tuple[float, float] = (0.1, 2.0)
+    solarise: float = 0.0
+
+    def __call__(self, batch: Batch, view: int) -> Float[Tensor, "b 3 s s"]:
+        images = batch.crop(self.crop, view)
+        draw = Draws(batch.seed, batch.epoch, batch.index, view, self.crop.turns)
+        images = self._jittered(images, draw)
+        grey = (draw(1)[:, 0] < self.greyscale).to(images.device)
+        images = torch.where(grey[:, None, None, None], colours.luminance(images), images)
+        images = self._blurred(images, draw)
+        images = self._solarised(images, draw)
+        return colours.normalise(images)
+
+    def _jittered(self, images: Tensor, draw: Draws) -> Tensor:
+        """Brightness, contrast, saturation and hue in an order of each image's own."""
+        applied = draw(1)[:, 0] < self.jitter
+        order = draw(4).argsort(1)
+        amount = between(draw(4), -1.0, 1.0)
+        if not self.jitter:
+            return images
+        coloured = images.shape[1] == 3
+        operations = [
+            (0, colours.brightened, 1 + amount[:, 0] * self.brightness),
+            (1, colours.contrasted, 1 + amount[:, 1] * self.contrast),
+            # A grey image has no saturation and no hue to change.
+            *([(2, colours.saturated, 1 + amount[:, 2] * self.saturation)] if coloured else []),
+            *([(3, colours.hue_shifted, amount[:, 3] * self.hue)] if coloured else []),
+        ]
+        images = images.clone()
+        for turn in range(4):
+            for number, operation, factor in operations:
+                chosen = (applied & (order[:, turn] == number)).nonzero()[:, 0]
+                if len(chosen):
+                    amount_here, chosen = factor[chosen].to(images.device), chosen.to(images.device)
+                    images[chosen] = operation(images[chosen], amount_here)
+        return images
+
+    def _blurred(self, images: Tensor, draw: Draws) -> Tensor:
+        chosen = (draw(1)[:, 0] < self.blur).nonzero()[:, 0]
+        sigma = between(draw(1)[:, 0], *self.blur_sigma)
+        if len(chosen):
+            sigma, chosen = sigma[chosen].to(images.device), chosen.to(images.device)
+            images = images.clone()
+            images[chosen] = colours.blurred(images[chosen], sigma, colours.blur_kernel_size(self.crop.size))
+        return images
+
+    def _solarised(self, images: Tensor, draw: Draws) -> Tensor:
+        if not self.solarise:
+            return images
+        chosen = (draw(1)[:, 0] < self.solarise).to(images.device)
+        return torch.where(chosen[:, None, None, None], colours.solarised(images), images)
+
+
+def clean_view(pictures: Pictures, size: int) -> Float[Tensor, "b 3 s s"]:
+    """The view for evaluation: resized, the centre cropped, normalised."""
+    index, crop = torch.arange(len(pictures)), CentreCrop(size)
+    if isinstance(pictures, Tensor):
+        batch: Batch = WholeBatch(index, 0, 0, pictures)
+    else:
+        batch = CutBatch(index, 0, 0, cut_views(pictures, index, {0: crop}, 0, 0), torch.device("cpu"))
+    return colours.normalise(batch.crop(crop, 0))
