@@ -16,10 +16,8 @@ from cmsf.data import (
     Dataset,
     Request,
     Source,
-    Unreadable,
     default_workers,
     open_source,
-    unreadable_message,
 )
 from cmsf.data import (
     load as load_images,
@@ -137,10 +135,7 @@ def train(
     where = pick_device(device)
     request = Request.of(data, labels, val)
     source = open_source(data)
-    try:
-        side = source.typical_side()
-    except Unreadable as error:
-        raise BadInput(unreadable_message([error])) from None
+    side = source.typical_side()
     if isinstance(recipe, str):
         name, recipe = recipe, find(recipe, small_images=side <= LARGEST_SMALL_IMAGE)
         out = Path("runs") / (recipe.name if name in METHODS else Path(name).stem) if out is None else out

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cmsf import checkpoint
 from cmsf.analysis.gallery import draw_neighbours
 from cmsf.analysis.neighbourhood import Neighbourhood, inspect
-from cmsf.data import Dataset, Unreadable, feed, unreadable_message
+from cmsf.data import Dataset, feed
 from cmsf.errors import BadInput
 from cmsf.evaluation import can_judge, evaluate_knn
 from cmsf.learner import Learner
@@ -61,22 +61,32 @@ class Training:
 
     def run(self) -> None:
         with self.log, self.screen.progress(self.schedule.total, self.step), _caught_signals() as caught:
-            for batch in self._batches():
-                self._learn(batch)
-                done, position = divmod(self.step, self.steps_per_epoch)
-                due = False
-                if position == 0:
-                    self._end_epoch(done)
-                    due = done % self.recipe.checkpoint_every == 0 or done == self.recipe.epochs
-                if due or caught:
-                    self._save()
-                if caught:
-                    raise Stopped(caught[0])
+            try:
+                self._go_on(caught)
+            except BadInput as error:  # an image that cannot be read, at the first time it is asked for
+                self._save()
+                raise BadInput(f"{error}; what was learned is saved, and the same command goes on") from None
         self.folder.save_backbone(self.backbone)
         picture = self.folder.neighbours_picture
         draw_neighbours(
             self.backbone, self.data, self.recipe.size, self.device, picture, self.recipe.seed, self.workers
         )
+
+    def _go_on(self, caught: list[int]) -> None:
+        done, position = divmod(self.step, self.steps_per_epoch)
+        if position == 0 and self.totals.losses:  # it was stopped by what it met at the end of an epoch
+            self._end_epoch(done)
+        for batch in self._batches():
+            self._learn(batch)
+            done, position = divmod(self.step, self.steps_per_epoch)
+            due = False
+            if position == 0:
+                self._end_epoch(done)
+                due = done % self.recipe.checkpoint_every == 0 or done == self.recipe.epochs
+            if due or caught:
+                self._save()
+            if caught:
+                raise Stopped(caught[0])
 
     def _save(self) -> None:
         length, totals = self.log.synced_length(), self.totals.plain()
@@ -88,16 +98,9 @@ class Training:
         return self.learner.encoders.online.backbone
 
     def _batches(self) -> Iterator[Batch]:
-        """What is left to learn from; an image that cannot be read ends the run, with what was learned saved."""
+        """What is left to learn from."""
         train, seed = self.data.train, self.recipe.seed
-        try:
-            yield from feed(
-                train, self._plan(), self.learner.crops, seed=seed, device=self.device, workers=self.workers
-            )
-        except (Unreadable, BadInput) as error:
-            self._save()
-            what = unreadable_message([error]) if isinstance(error, Unreadable) else error
-            raise BadInput(f"{what}; step {self.step} is saved") from None
+        return feed(train, self._plan(), self.learner.crops, seed=seed, device=self.device, workers=self.workers)
 
     def _plan(self) -> Iterator[tuple[int, Int[Tensor, " b"]]]:
         """The epoch and the images of every step from here on."""

@@ -96,7 +96,7 @@ def _faults(found: Survey) -> list[str]:
     lines = []
     if found.broken:
         lines.append(f"broken: {_count(len(found.broken), 'image')} cannot be read (train with --skip-broken)")
-        lines += [f"  {one}" for one in found.broken[:_SHOWN]] + _rest(len(found.broken))
+        lines += [f"  {one.path}: {one.reason}" for one in found.broken[:_SHOWN]] + _rest(len(found.broken))
     else:
         lines.append("broken: none")
     groups = found.copies

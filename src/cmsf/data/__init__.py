@@ -3,7 +3,7 @@
 from cmsf.data.dataset import Dataset, Split
 from cmsf.data.feeding import available_cores, default_workers, feed
 from cmsf.data.images import Images, Unreadable
-from cmsf.data.loading import load, unreadable_message
+from cmsf.data.loading import load
 from cmsf.data.source import Source
 from cmsf.data.sources import SAMPLE, Request, open_source
 
@@ -20,5 +20,4 @@ __all__ = [
     "feed",
     "load",
     "open_source",
-    "unreadable_message",
 ]

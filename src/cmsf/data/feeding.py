@@ -9,19 +9,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from cmsf.data.dataset import Split
-from cmsf.data.images import Images, Unreadable
+from cmsf.data.images import Images
 from cmsf.data.loading import STORED
 from cmsf.errors import BadInput
 from cmsf.views import Batch, Crop, CutBatch, WholeBatch, cut_views
 
-Plan = Iterable[tuple[int, Int[Tensor, " b"]]]
-"""What to read: the epoch and the images of each batch."""
+Plan = Iterable[tuple[int, Tensor]]
+"""What to read: the epoch and the indices of each batch."""
 
 _READ_AHEAD = 3
 _MOST_WORKERS = 16
@@ -52,10 +51,14 @@ def feed(
         pin_memory=device.type == "cuda",
         worker_init_fn=_leave_signals_to_the_parent,
     )
-    for epoch, index, parts in loader:
-        if isinstance(parts, Exception):
-            raise parts
-        yield CutBatch(index, seed, epoch, parts, device)
+    batches = iter(loader)
+    try:
+        for epoch, index, parts in batches:
+            if isinstance(parts, BadInput):
+                raise parts
+            yield CutBatch(index, seed, epoch, parts, device)
+    finally:
+        del batches  # the workers end with it, whoever keeps the traceback of an error
 
 
 def available_cores() -> int:
@@ -67,7 +70,7 @@ def default_workers() -> int:
     return min(_MOST_WORKERS, available_cores())
 
 
-_Cut = tuple[int, Tensor, dict[int, Tensor] | Unreadable | BadInput]
+_Cut = tuple[int, Tensor, dict[int, Tensor] | BadInput]
 
 
 @dataclass(frozen=True)
@@ -84,10 +87,7 @@ class _Cutter(TorchDataset[_Cut]):
         try:
             # One after another: each worker is one thread.
             whole = [images.decode(i, enough) if isinstance(images, Images) else images[i] for i in index.tolist()]
-        except (
-            Unreadable,
-            BadInput,
-        ) as error:  # as a value, for an exception would arrive wrapped in the worker's traceback
+        except BadInput as error:  # as a value, for an exception would arrive wrapped in the worker's traceback
             return epoch, index, error
         return epoch, index, cut_views(whole, index, self.crops, self.seed, epoch)
 

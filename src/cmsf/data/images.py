@@ -15,7 +15,7 @@ from cmsf.data.decoding import decode, upright_size
 from cmsf.errors import BadInput
 
 
-class Unreadable(Exception):
+class Unreadable(BadInput):
     """An image that cannot be decoded, and why."""
 
     def __init__(self, path: str, reason: str) -> None:
@@ -23,7 +23,14 @@ class Unreadable(Exception):
         self.path, self.reason = path, reason
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
+        return unreadable_message([self])
+
+
+def unreadable_message(broken: Sequence[Unreadable]) -> str:
+    """One line for any number of them."""
+    first = "; ".join(f"{one.path}: {one.reason}" for one in broken[:3]) + (" …" if len(broken) > 3 else "")
+    count = "1 image" if len(broken) == 1 else f"{len(broken)} images"
+    return f"cannot read {count} ({first}); mend or remove what is broken, or leave it out with --skip-broken"
 
 
 class Images(ABC):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cmsf.data.dataset import Dataset, Split
 from cmsf.data.decoding import shrink
-from cmsf.data.images import Arrays, Files, Images, Unreadable
+from cmsf.data.images import Arrays, Files, Images, Unreadable, unreadable_message
 from cmsf.data.labels import Labels, changed
 from cmsf.data.lists import LabelList, read_table
 from cmsf.data.source import Part, Source, ordered
@@ -157,7 +157,7 @@ def _read(data: Dataset, recipe: Recipe, size: int, known_broken: Collection[str
     if broken and not recipe.skip_broken:
         raise BadInput(unreadable_message(broken))
     if any(not len(split) for split in splits.values()):
-        raise BadInput(f"no image of {data.name} can be read; the first is {broken[0]}")
+        raise BadInput(f"no image of {data.name} can be read; the first is {broken[0].path}: {broken[0].reason}")
     arrays = all(isinstance(split.pictures, Tensor) for split in splits.values())
     return replace(
         data,
@@ -166,12 +166,6 @@ def _read(data: Dataset, recipe: Recipe, size: int, known_broken: Collection[str
         broken=tuple(broken),
         in_memory=in_memory or arrays,
     )
-
-
-def unreadable_message(broken: Sequence[Unreadable]) -> str:
-    shown_first = "; ".join(str(one) for one in broken[:3]) + (" …" if len(broken) > 3 else "")
-    count = "1 image" if len(broken) == 1 else f"{len(broken)} images"
-    return f"cannot read {count} ({shown_first}); mend or remove them, or leave them out with --skip-broken"
 
 
 def _fits(data: Dataset, largest_side: int) -> bool:

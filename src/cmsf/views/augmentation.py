@@ -1,8 +1,8 @@
 """Views: batched augmentations on the training device, with parameters of their own for every image.
 
 All randomness is a hash of (seed, epoch, image, view), drawn on the CPU, where a few numbers an image cost nothing
-and nobody waits for the device; the pixels are computed where they are. Cropping with resizing, and blurring, are
-products with one matrix a direction (separable), which equal torchvision's antialiased operations.
+and nobody waits for the device; the pixels are computed where they are. Cropping with resizing is a product with one
+matrix a direction (separable), which equals torchvision's antialiased operation.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import Tensor
 from cmsf.views import colours
 from cmsf.views.batch import Batch, CutBatch, WholeBatch, cut_views
 from cmsf.views.crops import CentreCrop, Draws, Pictures, RandomCrop, between
+
+_CACHED_PIXELS = 512 * 1024
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,13 @@ class Augmentation:
     solarise: float = 0.0
 
     def __call__(self, batch: Batch, view: int) -> Float[Tensor, "b 3 s s"]:
+        if not batch.on_cpu:
+            return self._view(batch, view)
+        # A few images at a time stay in the processor's cache from one operation to the next.
+        few = max(1, _CACHED_PIXELS // self.crop.size**2)
+        return torch.cat([self._view(part, view) for part in batch.split(few)])
+
+    def _view(self, batch: Batch, view: int) -> Float[Tensor, "b 3 s s"]:
         images = batch.crop(self.crop, view)
         draw = Draws(batch.seed, batch.epoch, batch.index, view, self.crop.turns)
         images = self._jittered(images, draw)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -25,6 +25,14 @@ class Batch(ABC):
     def crop(self, how: Crop, view: int) -> Float[Tensor, "b c s s"]:
         """Every image's part in this view, in [0, 1], on the training device."""
 
+    @abstractmethod
+    def split(self, size: int) -> Iterator[Batch]:
+        """The same images, so many at a time."""
+
+    @property
+    @abstractmethod
+    def on_cpu(self) -> bool: ...
+
 
 @dataclass(frozen=True)
 class WholeBatch(Batch):
@@ -37,6 +45,14 @@ class WholeBatch(Batch):
         boxes, flipped = how.boxes(*sizes(self.pictures), draw)
         return crop_and_resize(self.pictures, boxes, how.size, flipped)
 
+    def split(self, size: int) -> Iterator[Batch]:
+        for index, pictures in zip(self.index.split(size), self.pictures.split(size), strict=True):
+            yield replace(self, index=index, pictures=pictures)
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.pictures.device.type == "cpu"
+
 
 @dataclass(frozen=True)
 class CutBatch(Batch):
@@ -47,6 +63,15 @@ class CutBatch(Batch):
 
     def crop(self, how: Crop, view: int) -> Float[Tensor, "b c s s"]:
         return self.parts[view].to(self.device, non_blocking=True).float() / 255
+
+    def split(self, size: int) -> Iterator[Batch]:
+        for rows in torch.arange(len(self.index)).split(size):
+            some = slice(int(rows[0]), int(rows[-1]) + 1)
+            yield replace(self, index=self.index[some], parts={view: part[some] for view, part in self.parts.items()})
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device.type == "cpu"
 
 
 def cut_views(

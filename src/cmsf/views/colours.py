@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import conv2d, pad
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
@@ -41,20 +42,19 @@ def saturated(images: Tensor, factor: Tensor) -> Tensor:
 def hue_shifted(images: Float[Tensor, "b 3 h w"], shift: Float[Tensor, " b"]) -> Float[Tensor, "b 3 h w"]:
     """Turn the hue by a part of the circle: with v = max and chroma = max - min, each channel is a piecewise
     linear function of the hue, so no sextants have to be told apart on the way back."""
-    value, _ = images.max(1, keepdim=True)
-    least, _ = images.min(1, keepdim=True)
-    chroma = value - least
     red, green, blue = images.unbind(1)
-    divisor = torch.where(chroma == 0, 1, chroma)[:, 0]
-    top = value[:, 0]
-    hue = torch.where(
-        top == red,
-        (green - blue) / divisor,
-        torch.where(top == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor),
-    )
-    hue = hue + 6 * shift[:, None, None]
-    turned = (hue[:, None] + torch.tensor([5.0, 3.0, 1.0], device=images.device).view(3, 1, 1)).remainder(6)
-    return value - chroma * torch.minimum(turned, 4 - turned).clamp(0, 1)
+    value = torch.maximum(torch.maximum(red, green), blue)
+    chroma = value - torch.minimum(torch.minimum(red, green), blue)
+    by_red, by_green = value == red, value == green
+    across = torch.where(by_red, green - blue, torch.where(by_green, blue - red, red - green))
+    sextant = torch.where(by_red, 0.0, torch.where(by_green, 2.0, 4.0))
+    hue = across / torch.where(chroma == 0, 1, chroma) + sextant + 6 * shift[:, None, None]
+    turned_images = torch.empty_like(images)
+    for channel, offset in enumerate((5.0, 3.0, 1.0)):
+        turned = hue + offset
+        turned = turned - 6 * torch.floor(turned / 6)
+        turned_images[:, channel] = value - chroma * torch.minimum(turned, 4 - turned).clamp_(0, 1)
+    return turned_images
 
 
 def solarised(images: Tensor) -> Tensor:
@@ -67,23 +67,18 @@ def blur_kernel_size(size: int) -> int:
     return max(3, size // 10 + (size // 10 + 1) % 2)
 
 
-def blurred(images: Tensor, sigma: Float[Tensor, " b"], kernel_size: int) -> Tensor:
-    """Gaussian blur with a deviation for each image and mirrored borders, as two matrix products."""
-    rows = _blurring_matrix(sigma, images.shape[-2], kernel_size)
-    columns = _blurring_matrix(sigma, images.shape[-1], kernel_size)
-    return rows[:, None] @ images @ columns[:, None].mT
-
-
-def _blurring_matrix(sigma: Tensor, extent: int, kernel_size: int) -> Float[Tensor, "b extent extent"]:
+def blurred(images: Float[Tensor, "b c h w"], sigma: Float[Tensor, " b"], kernel_size: int) -> Float[Tensor, "b c h w"]:
+    """Gaussian blur with a deviation for each image and mirrored borders, down and then across."""
     reach = kernel_size // 2
     offset = torch.arange(-reach, reach + 1, device=sigma.device)
     kernel = torch.exp(-0.5 * (offset / sigma[:, None]) ** 2)
     kernel = kernel / kernel.sum(1, keepdim=True)
-    source = torch.arange(extent, device=sigma.device)[:, None] + offset
-    source = source.abs()
-    source = torch.where(source >= extent, 2 * (extent - 1) - source, source)
-    matrix = torch.zeros(len(sigma), extent, extent, device=sigma.device)
-    return matrix.scatter_add_(2, source.expand(len(sigma), -1, -1), kernel[:, None].expand(-1, extent, -1))
+    # Every channel of every image is a group with a kernel of its own.
+    groups = len(images) * images.shape[1]
+    kernel = kernel.repeat_interleave(images.shape[1], dim=0)[:, None]
+    mirrored = pad(images, (reach, reach, reach, reach), mode="reflect").flatten(0, 1)[None]
+    down = conv2d(mirrored, kernel[..., None], groups=groups)
+    return conv2d(down, kernel[:, :, None], groups=groups).view_as(images)
 
 
 def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:

@@ -1,0 +1,63 @@
+"""What tests of whole runs have in common: small settings, what a run wrote, and whether two are the same."""
+
+import json
+import os
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+import cmsf
+from cmsf import checkpoint
+from cmsf.metrics import TIMING_FIELDS
+from cmsf.screen import Screen
+
+TINY = {"epochs": 3, "batch_size": 32, "log_every": 2, "projection_hidden": 32, "projection_dim": 16}
+
+
+def metrics(run: cmsf.Run, kind: str | None = None) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in run.folder.metrics_file.read_text().splitlines()]
+    return [line for line in lines if kind in (None, line["kind"])]
+
+
+def state(run: cmsf.Run) -> dict[str, Any]:
+    newest = checkpoint.newest(run.folder.checkpoints)
+    assert newest is not None
+    return torch.load(newest, weights_only=True)
+
+
+def assert_same(first: Any, second: Any) -> None:
+    """To the last bit, NaN included."""
+    if isinstance(first, torch.Tensor):
+        torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
+    elif isinstance(first, dict):
+        assert first.keys() == second.keys()
+        for key in first.keys() - {"metrics_length"}:
+            assert_same(first[key], second[key])
+    elif isinstance(first, list):
+        assert len(first) == len(second)
+        for one, other in zip(first, second, strict=True):
+            assert_same(one, other)
+    else:
+        assert first == second
+
+
+def assert_same_run(first: cmsf.Run, second: cmsf.Run) -> None:
+    untimed = [
+        [{k: v for k, v in line.items() if k not in TIMING_FIELDS} for line in metrics(run)] for run in (first, second)
+    ]
+    assert untimed[0] == untimed[1]
+    assert_same(state(first), state(second))
+    assert_same(load_file(first.folder.backbone_file), load_file(second.folder.backbone_file))
+
+
+class StopAt(Screen):
+    """Sends this very process a signal at a step, as a user or a scheduler would."""
+
+    def __init__(self, step: int, signal_number: int) -> None:
+        super().__init__(quiet=True)
+        self.at, self.signal_number = step, signal_number
+
+    def step(self, step: int, line: Any) -> None:
+        if step == self.at:
+            os.kill(os.getpid(), self.signal_number)
