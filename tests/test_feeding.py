@@ -193,8 +193,8 @@ def test_a_broken_photo_may_be_left_out_and_is_listed(tmp_path: Path, cache: str
     settings = SMALL | {"cache": cache, "skip_broken": True, "workers": 1}
     run = cmsf.train("msf-small", tmp_path / "photos", tmp_path / "run", quiet=True, **settings)
     listed = run.folder.broken_file.read_text().splitlines()
-    assert listed[0] == "path,reason"
-    assert [line.split(",")[0] for line in listed[1:]] == [f"{broken.parent.name}/{broken.name}"]
+    assert listed[0] == "split,path,reason"
+    assert [line.split(",")[1] for line in listed[1:]] == [f"{broken.parent.name}/{broken.name}"]
     data = run.data()
     assert len(data.train) + len(data.test) == 59
     assert run.evaluate("knn", workers=0)["1-nn"] == metrics(run, "epoch")[-1]["1-nn"]

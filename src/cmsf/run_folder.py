@@ -23,7 +23,7 @@ from cmsf import checkpoint
 from cmsf.assembly import empty_backbone
 from cmsf.data import Dataset, Request
 from cmsf.data.labels import Labels
-from cmsf.data.lists import read_table, write_rows
+from cmsf.data.lists import read_columns, write_rows
 from cmsf.environment import BIT_FOR_BIT
 from cmsf.errors import BadInput
 from cmsf.files import atomically, write_text
@@ -116,7 +116,8 @@ class RunFolder:
             with atomically(draft.data_file) as temporary:
                 pq.write_table(_listing(data), temporary)
             if recipe.skip_broken:
-                write_rows(draft.broken_file, ("path", "reason"), [(one.path, one.reason) for one in data.broken])
+                rows = [(split, one.path, one.reason) for split, one in data.broken]
+                write_rows(draft.broken_file, ("split", "path", "reason"), rows)
             write_text(draft.recipe_file, recipe.to_yaml())
             if place.exists():  # an empty folder, perhaps somebody's working directory: it stays the same folder
                 for file in sorted(draft.path.iterdir(), key=lambda file: file == draft.recipe_file):
@@ -133,9 +134,12 @@ class RunFolder:
         environment = self.environment()
         return Request(environment["data"], environment.get("labels"), environment.get("val"))
 
-    def known_broken(self) -> set[str] | None:
-        """Paths that were left out; None where all are in, or nothing is known yet."""
-        return set(read_table(self.broken_file).keys) if self.broken_file.exists() else None
+    def known_broken(self) -> set[tuple[str, str]] | None:
+        """Splits and paths that were left out; None where all are in, or nothing is known yet."""
+        if not self.broken_file.exists():
+            return None
+        columns = read_columns(self.broken_file)
+        return set(zip(columns["split"], columns["path"], strict=True))
 
     def check_same_recipe(self, recipe: Resolved, environment: dict[str, Any]) -> list[str]:
         """Refuse a run of another recipe or other data; name what keeps a resume from being bit for bit."""

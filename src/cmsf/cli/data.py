@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -46,7 +47,7 @@ def _data(chosen: argparse.Namespace) -> int:
 
     source = open_source(chosen.source)
     out = Path(chosen.out or f"{source.name}-contact-sheet.png").expanduser()
-    if not out.resolve().parent.is_dir():
+    if not os.path.isdir(out.absolute().parent):  # which takes a path of any length
         raise BadInput(f"there is no folder {out.parent} to put the contact sheet into; make it, or give another --out")
     found = survey(source)
     for line in (*_counts(source), *_sizes(found), *_faults(found), *source.notes):
@@ -64,13 +65,15 @@ def _data(chosen: argparse.Namespace) -> int:
 
 def _counts(source: Source) -> list[str]:
     lines = [f"{source.name}: {sum(map(len, source.parts.values())):,} images"]
-    for name, part in source.parts.items():
+    for name, part in source.in_order():
         counts = Counter(one for one in part.names if one is not None)
         labelled = sum(counts.values())
         line = f"  {name:5}  {len(part):,} images, {labelled:,} labelled ({_per_cent(labelled, len(part))})"
         if counts:
             line += f", {len(counts)} classes of {min(counts.values()):,} to {max(counts.values()):,}"
         lines.append(line)
+        if name != "train":  # its classes are the same, or should be
+            continue
         largest = counts.most_common(_CLASSES_SHOWN)
         lines += [f"         {count:7,}  {kind}" for kind, count in largest]
         if len(counts) > len(largest):

@@ -49,7 +49,15 @@ def add_parser(commands: Any) -> Parser:
 def _labels(chosen: argparse.Namespace) -> int:
     flags = {"label_share": "share", "labels_per_class": "per_class", "label_noise": "noise", "seed": "seed"}
     asked = {name: getattr(chosen, flag) for name, flag in flags.items() if getattr(chosen, flag) is not None}
-    numbers = Recipe().changed({name: parse(name, text) for name, text in asked.items()})
+    try:
+        numbers = Recipe().changed({name: parse(name, text) for name, text in asked.items()})
+    except BadInput as error:  # said of the recipe's settings, which have longer names
+        words = str(error)
+        for name, flag in flags.items():
+            words = words.replace(f"--{name.replace('_', '-')}", f"--{flag.replace('_', '-')}")
+        raise BadInput(words) from None
+    if chosen.out is not None and not chosen.out.lower().endswith(".csv"):
+        raise BadInput(f"--out {chosen.out} will not do; a list is written as .csv")
 
     from cmsf.data import open_source
     from cmsf.data.labels import Labels, changed
@@ -72,6 +80,8 @@ def _labels(chosen: argparse.Namespace) -> int:
     labels = changed(labels, share=numbers.label_share, per_class=numbers.labels_per_class, seed=numbers.seed)
     before = labels
     labels = changed(labels, noise=numbers.label_noise, seed=numbers.seed)
+    if not labels.known.any():
+        raise BadInput(f"no label of {source.name} is left; ask for fewer things at a time")
     for line in _summary(source, labels):
         print(line)
     if numbers.label_noise:

@@ -77,7 +77,7 @@ class Dataset:
     """Where the test images come from, in words."""
     notes: tuple[str, ...] = ()
     """What a user should know of how the source was read."""
-    broken: tuple[Unreadable, ...] = ()
-    """What was left out because it could not be read."""
+    broken: tuple[tuple[str, Unreadable], ...] = ()
+    """What was left out because it could not be read, and of which split."""
     in_memory: bool = True
     """Whether the images were decoded once and for all."""

@@ -20,12 +20,15 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_SIDEWAYS = (5, 6, 7, 8)
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
     """Height and width as it will be seen, without decoding."""
     width, height = image.size
-    return (width, height) if _orientation(image) >= 5 else (height, width)
+    # Pillow turns a TIFF itself, and decodes a PNG to look for EXIF behind its pixels.
+    turned = image.format != "TIFF" and (image.format != "PNG" or "exif" in image.info)
+    return (width, height) if turned and _orientation(image) in _SIDEWAYS else (height, width)
 
 
 def decode(image: Image.Image, enough: int) -> UInt8[Tensor, "3 h w"]:
@@ -34,8 +37,9 @@ def decode(image: Image.Image, enough: int) -> UInt8[Tensor, "3 h w"]:
     16-bit grey keeps its upper eight bits, and what is transparent becomes white. The pixels lie in memory as
     decoded, colour by colour within each, which is what resizing on the CPU is fastest with.
     """
-    orientation = _orientation(image)
     image.draft("RGB", (enough, enough))
+    image.load()  # before EXIF is asked for, which would hide what is wrong with the pixels
+    orientation = _orientation(image)
     if image.mode.startswith(("I", "F")):
         image = _eight_bits(image)
     elif "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
@@ -67,11 +71,11 @@ def _orientation(image: Image.Image) -> int:
 
 def _eight_bits(image: Image.Image) -> Image.Image:
     """Integers of more than 8 bits and floating point as grey: 16 bits by their upper eight, others by their range."""
-    values = np.asarray(image).astype(np.float64)
+    values = np.nan_to_num(np.asarray(image).astype(np.float64), nan=0, posinf=0, neginf=0)
     if image.mode.startswith("I;16") or (image.mode == "I" and 255 < values.max() <= 65535):
         values = values / 257
     elif values.max() > 255:
         values = values * (255 / values.max())
     elif image.mode == "F" and values.max() <= 1:
         values = values * 255
-    return Image.fromarray(np.clip(np.nan_to_num(values), 0, 255).astype(np.uint8))
+    return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from unicodedata import normalize
 
 from cmsf.data.decoding import SUFFIXES
 from cmsf.data.images import Files
@@ -44,7 +45,7 @@ def _files_below(root: Path) -> list[str]:
     """Paths below the root with slashes, sorted; linked folders are followed, hidden files are not."""
     found: list[str] = []
     seen: set[str] = set()
-    for folder, subfolders, files in os.walk(root, followlinks=True):
+    for folder, subfolders, files in os.walk(root, followlinks=True, onerror=_refuse):
         real = os.path.realpath(folder)
         if real in seen:  # a link to a folder above or beside it
             subfolders.clear()
@@ -53,7 +54,22 @@ def _files_below(root: Path) -> list[str]:
         subfolders[:] = sorted(name for name in subfolders if not name.startswith((".", "__MACOSX")))
         below = Path(folder).relative_to(root)
         found += ((below / name).as_posix() for name in files if not name.startswith("."))
+    foreign = [path for path in found if not path.isprintable() and _undecodable(path)]
+    if foreign:
+        raise BadInput(f"{len(foreign)} names below {root} are not UTF-8, as {foreign[0]!r}; rename them")
     return sorted(found)
+
+
+def _refuse(error: OSError) -> None:
+    raise BadInput(f"cannot read the folder {error.filename}: {error.strerror}") from None
+
+
+def _undecodable(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _other_files(found: Sequence[str], images: Sequence[str]) -> tuple[str, ...]:
@@ -62,13 +78,14 @@ def _other_files(found: Sequence[str], images: Sequence[str]) -> tuple[str, ...]
         return ()
     kinds = Counter(Path(path).suffix.lower() or "no suffix" for path in others).most_common()
     shown = ", ".join(f"{count} {kind}" for kind, count in kinds[:4]) + (" …" if len(kinds) > 4 else "")
-    return (f"{len(others)} files are no images and were left alone: {shown}",)
+    what = "1 file is no image and was" if len(others) == 1 else f"{len(others)} files are no images and were"
+    return (f"{what} left alone: {shown}",)
 
 
 def _class_names(folders: Sequence[Sequence[str]], where: str) -> tuple[list[str | None], tuple[str, ...]]:
     """Each image's first folder is its class, unless some image has none, or all have the same."""
     loose = sum(not folder for folder in folders)
-    names = [folder[0] for folder in folders if folder]
+    names = [normalize("NFC", folder[0]) for folder in folders if folder]  # a Mac spells é with two letters
     if loose or len(set(names)) < 2:
         remark: tuple[str, ...] = ()
         if names:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+import os
+import posixpath
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -32,10 +35,11 @@ class Table:
     keys: list[str]
     labels: list[str | None]
     splits: list[str]
+    has_labels: bool
 
 
 def read_table(file: Path) -> Table:
-    columns = _columns(file)
+    columns = read_columns(file)
     column = "path" if "path" in columns else "index"
     if column not in columns:
         raise BadInput(f"{file} has the columns {', '.join(columns) or 'none'}; it needs path (or index) and label")
@@ -49,10 +53,10 @@ def read_table(file: Path) -> Table:
     for number, key in enumerate(keys):
         if not key:
             raise BadInput(f"row {number + 1} of {file} has no {column}")
-        first = places.setdefault(key, number)
+        first = places.setdefault(_same_script(key), number)
         if first != number:
             raise BadInput(f"{file} lists {key} twice, in rows {first + 1} and {number + 1}; keep one of them")
-    return Table(file, column, keys, labels, [_SPLITS[split] for split in splits])
+    return Table(file, column, keys, labels, [_SPLITS[split] for split in splits], "label" in columns)
 
 
 def open_list(file: Path) -> Source:
@@ -72,62 +76,56 @@ def open_list(file: Path) -> Source:
     return Source(file.stem, parts, ordered(table.labels))
 
 
-@dataclass(frozen=True)
-class LabelList:
-    """Labels for the images of some source, by path (below the source, or relative to the list) or by index."""
+def match_labels(file: Path, parts: Mapping[str, Sequence[str]], root: Path | None) -> dict[str, list[str | None]]:
+    """The listed label of every image of a source, None for a blank or where it is not listed.
 
-    table: Table
-    root: Path | None
-    """The folder that the source's paths are relative to, where it has one."""
+    parts: the paths of the source's images by part; `root`, where there is one, is the folder they are relative to. A
+    list names them by the same paths, or by paths relative to the list, or by index among the training images.
+    """
+    table = read_table(file)
+    if not table.has_labels:
+        raise BadInput(f"{file} has no column label; a list of labels has path (or index) and label")
+    if table.column == "index":
+        return {"train": _by_index(table, len(parts["train"]))}
+    keys, known = table.keys, parts
+    wrong = _strangers(keys, known)
+    if wrong and root is not None:
+        keys = [_below(root, file.parent.resolve() / key) for key in table.keys]
+        known = {part: [_below(root, root.resolve() / path) for path in paths] for part, paths in parts.items()}
+        wrong = min(wrong, _strangers(keys, known), key=len)
+    if wrong:
+        raise BadInput(
+            f"{len(wrong)} of {len(keys)} rows of {file} are for images that are not there (the first is {wrong[0]}); "
+            f"paths look like {parts['train'][0]}"
+        )
+    label = dict(zip(map(_same_script, keys), table.labels, strict=True))
+    return {part: [label.get(_same_script(path)) for path in paths] for part, paths in known.items()}
 
-    def match(self, paths: Sequence[str]) -> list[str | None]:
-        """The label of each image, None for a blank or where it is not listed."""
-        if self.table.column == "index":
-            return [self._by_index().get(str(number)) for number in range(len(paths))]
-        known = [_same_script(path) for path in paths]
-        best: list[str | None] = [None] * len(paths)
-        found = -1
-        for given in (self.table.keys, self._below_the_root()):
-            label = dict(zip(map(_same_script, given), self.table.labels, strict=True))
-            hits = sum(path in label for path in known)
-            if hits > found:
-                best, found = [label.get(path) for path in known], hits
-        return best
 
-    def check(self, every_path: Iterable[str]) -> None:
-        """Refuse a list of other images, and rows for images that are not there."""
-        paths = list(every_path)
-        if self.table.column == "index":
-            wrong = [key for key in self.table.keys if not key.isdecimal() or int(key) >= len(paths)]
-            hint = f"index is a whole number below {len(paths)}"
-        else:
-            known = set(map(_same_script, paths))
-            wrong = min(
-                ([key for key in given if _same_script(key) not in known]
-                 for given in (self.table.keys, self._below_the_root())),
-                key=len,
-            )  # fmt: skip
-            hint = f"paths look like {paths[0]}"
-        if wrong:
-            raise BadInput(
-                f"{len(wrong)} of {len(self.table.keys)} rows of {self.table.file} are for images that are not there "
-                f"(the first is {wrong[0]}); {hint}"
-            )
+def _by_index(table: Table, count: int) -> list[str | None]:
+    wrong = [key for key in table.keys if not key.isdecimal() or int(key) >= count]
+    if wrong:
+        raise BadInput(
+            f"{len(wrong)} of {len(table.keys)} rows of {table.file} are for images that are not there (the first is "
+            f"{wrong[0]}); index is a whole number below {count}"
+        )
+    label = {int(key): name for key, name in zip(table.keys, table.labels, strict=True)}
+    return [label.get(number) for number in range(count)]
 
-    def _by_index(self) -> dict[str, str | None]:
-        return {str(int(key)): label for key, label in zip(self.table.keys, self.table.labels, strict=True)}
 
-    def _below_the_root(self) -> list[str]:
-        """The paths as relative to the list, turned into paths relative to the source."""
-        if self.root is None:
-            return self.table.keys
-        root, place = self.root.resolve(), self.table.file.parent.resolve()
-        return [_relative(place / key, root) for key in self.table.keys]
+def _strangers(keys: Sequence[str], parts: Mapping[str, Sequence[str]]) -> list[str]:
+    known = {_same_script(path) for paths in parts.values() for path in paths}
+    return [key for key in keys if _same_script(key) not in known]
+
+
+def _below(root: Path, path: Path) -> str:
+    """A path relative to the root; links on the way there are left as they are."""
+    return Path(os.path.relpath(path, root.resolve())).as_posix()
 
 
 def read_mapping(file: Path) -> dict[str, str]:
     """A CSV or Parquet of two columns, class and group."""
-    columns = _columns(file)
+    columns = read_columns(file)
     if len(columns) != 2:
         raise BadInput(f"{file} has the columns {', '.join(columns) or 'none'}; a mapping has two, class and group")
     classes, groups = ([_label(value) for value in column] for column in columns.values())
@@ -148,7 +146,8 @@ def write_rows(file: Path, header: Sequence[str], rows: Iterable[Sequence[str | 
         writer.writerows(rows)
 
 
-def _columns(file: Path) -> dict[str, list[Any]]:
+def read_columns(file: Path) -> dict[str, list[Any]]:
+    """A CSV or Parquet file by column."""
     return _parquet(file) if file.suffix.lower() in (".parquet", ".pq") else _csv(file)
 
 
@@ -160,7 +159,7 @@ def _csv(file: Path) -> dict[str, list[Any]]:
     header = text.split("\n", 1)[0]
     delimiter = max(",;\t", key=header.count)  # spreadsheets of half the world write semicolons
     try:
-        rows = [row for row in csv.reader(text.splitlines(), delimiter=delimiter, strict=True) if row]
+        rows = [row for row in csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True) if row]
     except csv.Error as error:
         raise BadInput(f"cannot read {file}: {error}") from None
     if not rows:
@@ -177,8 +176,7 @@ def _parquet(file: Path) -> dict[str, list[Any]]:
         table = pq.read_table(file)
     except (OSError, pa.ArrowException) as error:
         raise BadInput(f"cannot read {file}: {str(error).splitlines()[0]}") from None
-    wanted = [name for name in table.column_names if name in ("path", "index", "label", "split")]
-    return dict(table.select(wanted or table.column_names).to_pydict())
+    return dict(table.to_pydict())
 
 
 def _text(value: Any) -> str:
@@ -194,12 +192,5 @@ def _label(value: Any) -> str | None:
 
 
 def _same_script(path: str) -> str:
-    """One spelling for a path: composed letters, slashes, no ./ before it."""
-    return normalize("NFC", path.replace("\\", "/")).removeprefix("./")
-
-
-def _relative(path: Path, root: Path) -> str:
-    try:
-        return path.resolve().relative_to(root).as_posix()
-    except ValueError:
-        return path.as_posix()
+    """One spelling for a path: composed letters, slashes, no detours."""
+    return posixpath.normpath(normalize("NFC", path.replace("\\", "/")))

@@ -14,7 +14,7 @@ from cmsf.data.dataset import Dataset, Split
 from cmsf.data.decoding import shrink
 from cmsf.data.images import Arrays, Files, Images, Unreadable, unreadable_message
 from cmsf.data.labels import Labels, changed
-from cmsf.data.lists import LabelList, read_table
+from cmsf.data.lists import match_labels
 from cmsf.data.source import Part, Source, ordered
 from cmsf.errors import BadInput
 from cmsf.memory import available_memory
@@ -38,14 +38,14 @@ def load(
     *,
     labels: Path | None = None,
     val: Source | None = None,
-    known_broken: Collection[str] | None = None,
+    known_broken: Collection[tuple[str, str]] | None = None,
 ) -> Dataset:
     """Images to train on at `size`, and to test on, with labels as the recipe and a list of labels say.
 
     labels: a list that replaces the source's own, which then are the truth, for evaluation and analysis alone. A
     source without labels of its own takes the list's as the truth too.
     val: a source to test on, instead of a split of the source or a tenth of its labelled images.
-    known_broken: paths found unreadable before, so that files need not be checked again.
+    known_broken: splits and paths found unreadable before, so that files need not be checked again.
     """
     notes = list(source.notes)
     train, test, origin = _train_and_test(source, val, notes)
@@ -57,14 +57,6 @@ def load(
     classes = (*source.classes, *ordered({*(() if val is None else val.classes)} - {*source.classes}))
     truth = Labels.of(train.names, classes)
     label = truth if given is None else Labels.of(given["train"])
-    label = changed(
-        label,
-        coarse=recipe.coarse_labels,
-        share=recipe.label_share,
-        per_class=recipe.labels_per_class,
-        noise=recipe.label_noise,
-        seed=recipe.seed,
-    )
     everything = Split(train.images, train.images.paths, truth.number, label.number)
     if test is None:
         everything, held_out, origin = hold_out(everything, recipe.seed)
@@ -74,6 +66,15 @@ def load(
     else:
         number = Labels.of(test.names, classes).number
         held_out = Split(test.images, test.images.paths, number, torch.full_like(number, UNKNOWN))
+    label = changed(
+        Labels(everything.label, label.names),
+        coarse=recipe.coarse_labels,
+        share=recipe.label_share,
+        per_class=recipe.labels_per_class,
+        noise=recipe.label_noise,
+        seed=recipe.seed,
+    )
+    everything = replace(everything, label=label.number)
     dataset = Dataset(source.name, classes, label.names, everything, held_out, origin, tuple(notes))
     return _read(dataset, recipe, size, known_broken)
 
@@ -109,15 +110,10 @@ def _train_and_test(source: Source, val: Source | None, notes: list[str]) -> tup
 
 
 def listed_labels(source: Source, file: Path) -> dict[str, list[str | None]]:
-    """The listed labels of each part's images; an index in the list counts the training images."""
+    """What a list says of each part's images."""
     images = source.train.images
-    table = LabelList(read_table(file), images.root if isinstance(images, Files) else None)
-    every = [path for part in source.parts.values() for path in part.images.paths]
-    table.check(images.paths if table.table.column == "index" else every)
-    listed = {name: table.match(part.images.paths) for name, part in source.parts.items() if name == "train"}
-    if table.table.column == "path":
-        listed |= {name: table.match(part.images.paths) for name, part in source.parts.items()}
-    return listed
+    paths = {name: part.images.paths for name, part in source.parts.items()}
+    return match_labels(file, paths, images.root if isinstance(images, Files) else None)
 
 
 def _with_names(source: Source, given: dict[str, list[str | None]]) -> Source:
@@ -125,10 +121,10 @@ def _with_names(source: Source, given: dict[str, list[str | None]]) -> Source:
     return replace(source, parts=parts, classes=ordered(name for part in parts.values() for name in part.names))
 
 
-def _read(data: Dataset, recipe: Recipe, size: int, known_broken: Collection[str] | None) -> Dataset:
+def _read(data: Dataset, recipe: Recipe, size: int, known_broken: Collection[tuple[str, str]] | None) -> Dataset:
     """Decode what fits into memory, now; find what cannot be read."""
     in_memory = recipe.cache == "ram" or (recipe.cache == AUTO and _fits(data, STORED * size))
-    broken: list[Unreadable] = []
+    broken: list[tuple[str, Unreadable]] = []
     splits: dict[str, Split] = {}
     for name, split in (("train", data.train), ("test", data.test)):
         if split is None:
@@ -139,7 +135,7 @@ def _read(data: Dataset, recipe: Recipe, size: int, known_broken: Collection[str
             splits[name] = replace(split, pictures=images.pictures)
         elif known_broken is not None and not in_memory:
             good = torch.tensor(
-                [i for i, path in enumerate(split.paths) if path not in known_broken], dtype=torch.int64
+                [i for i, path in enumerate(split.paths) if (name, path) not in known_broken], dtype=torch.int64
             )
             splits[name] = split.part(good)
         elif in_memory or recipe.skip_broken:
@@ -148,16 +144,18 @@ def _read(data: Dataset, recipe: Recipe, size: int, known_broken: Collection[str
             good = torch.tensor(
                 [i for i, one in enumerate(found) if not isinstance(one, Unreadable)], dtype=torch.int64
             )
-            broken += bad
+            broken += [(name, one) for one in bad]
             split = split.part(good) if bad else split
             kept = [one for one in found if isinstance(one, Tensor)]
             splits[name] = replace(split, pictures=_together(kept)) if in_memory else split
         else:
             splits[name] = split
     if broken and not recipe.skip_broken:
-        raise BadInput(unreadable_message(broken))
-    if any(not len(split) for split in splits.values()):
-        raise BadInput(f"no image of {data.name} can be read; the first is {broken[0].path}: {broken[0].reason}")
+        raise BadInput(unreadable_message([one for _, one in broken]))
+    for name, split in splits.items():
+        if not len(split):
+            first = next(one for where, one in broken if where == name)
+            raise BadInput(f"no {name} image of {data.name} can be read; the first is {first.path}: {first.reason}")
     arrays = all(isinstance(split.pictures, Tensor) for split in splits.values())
     return replace(
         data,

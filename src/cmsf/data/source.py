@@ -42,6 +42,10 @@ class Source:
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
+    def in_order(self) -> list[tuple[str, Part]]:
+        """What there is of train, val and test, in that order."""
+        return [(name, self.parts[name]) for name in ("train", "val", "test") if name in self.parts]
+
     @property
     def train(self) -> Part:
         return self.parts["train"]

@@ -48,7 +48,7 @@ def survey(source: Source) -> Survey:
     images: list[Found] = []
     broken: list[Unreadable] = []
     by_pixels: dict[bytes, list[Found]] = defaultdict(list)
-    for part_name, part in source.parts.items():
+    for part_name, part in source.in_order():
         with ThreadPoolExecutor() as pool:
             seen = pool.map(lambda i, pile=part.images: _look(pile, i), range(len(part)))
             for i, one in enumerate(shown(seen, f"reading {part_name}", len(part))):

@@ -1,0 +1,134 @@
+"""cmsf's side: what has to change here when cmsf's interface does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count, cycle, islice
+from pathlib import Path
+
+import torch
+from setting import WORKERS, Batches, Setting, View, endless_order
+from torch import Tensor, nn
+
+from cmsf.assembly import empty_backbone, make_learner, resolve
+from cmsf.backbones import feature_width
+from cmsf.data import Dataset, Split, feed
+from cmsf.data.images import Files
+from cmsf.learner import STRONG, WEAK
+from cmsf.recipe import Resolved
+from cmsf.recipes import named
+from cmsf.rows import UNKNOWN
+from cmsf.views import Augmentation, Batch, RandomCrop, colours, crop_and_resize
+from cmsf.views.crops import Draws
+
+SEED = 0
+FIRST, SECOND = NUMBERS = STRONG, WEAK
+"""The numbers under which the learner knows the first and the second view."""
+PREPARED = 8
+
+
+def cmsf_augmentation(view: View) -> Augmentation:
+    return Augmentation(
+        RandomCrop(view.size, view.crop_scale, flip=view.flip),
+        jitter=view.jitter,
+        brightness=view.brightness,
+        contrast=view.contrast,
+        saturation=view.saturation,
+        hue=view.hue,
+        greyscale=view.greyscale,
+        blur=view.blur,
+        blur_sigma=view.blur_sigma,
+        solarise=view.solarise,
+    )
+
+
+def cmsf_views(batch: Batch, setting: Setting) -> tuple[Tensor, Tensor]:
+    """Both views of a batch, normalised."""
+    first, second = (cmsf_augmentation(view) for view in setting.views)
+    return first(batch, FIRST), second(batch, SECOND)
+
+
+def cmsf_source(pictures: Tensor | Files, setting: Setting) -> Iterator[Batch]:
+    """Batches out of RAM, or of files that worker processes decode and crop (`--cache off`).
+
+    Every turn is an epoch of its own, so that no view comes again.
+    """
+    plan = enumerate(endless_order(len(pictures), setting.batch))
+    crops = {number: cmsf_augmentation(view).crop for number, view in zip(NUMBERS, setting.views, strict=True)}
+    return feed(cmsf_split(pictures), plan, crops, seed=SEED, device="cpu", workers=WORKERS)
+
+
+def cmsf_split(pictures: Tensor | Files) -> Split:
+    unknown = torch.full((len(pictures),), UNKNOWN)
+    return Split(pictures, [str(number) for number in range(len(pictures))], unknown, unknown)
+
+
+def cmsf_batches(pictures: Tensor | Files, setting: Setting) -> Batches:
+    for batch in cmsf_source(pictures, setting):
+        cmsf_views(batch, setting)
+        yield len(batch.index)
+
+
+def cmsf_photo_batches(paths: list[Path], setting: Setting) -> Batches:
+    """From files of one folder to both views."""
+    return cmsf_batches(Files(paths[0].parent, [path.name for path in paths]), setting)
+
+
+def cmsf_recipe(pictures: Tensor, setting: Setting) -> Resolved:
+    """`byol-small` as it resolves itself for these images: among other things, a row of the bank for every image."""
+    data = Dataset("bench", (), (), cmsf_split(pictures), test=None, test_origin="none")
+    recipe = named("byol-small").changed({"batch_size": setting.batch})
+    return resolve(recipe, data, typical_side=setting.views[0].size)
+
+
+def cmsf_backbone(recipe: Resolved) -> tuple[nn.Module, int]:
+    """The network of cmsf's learner, in its memory format, for the others to train; and how many features it has."""
+    backbone = empty_backbone(recipe)
+    return backbone, feature_width(backbone, recipe.backbone, recipe.size)
+
+
+def cmsf_steps(pictures: Tensor, setting: Setting, prepared: bool) -> Batches:
+    """The learner's steps: the first view predicts, the second is the target. Logs and evaluation are left out.
+
+    `prepared`: from views that are there beforehand, which is the limit that the model alone sets.
+    """
+    recipe = cmsf_recipe(pictures, setting)
+    learner = make_learner(recipe, torch.full((len(pictures),), UNKNOWN), "cpu")
+    learner.strong, learner.weak = (cmsf_augmentation(view) for view in setting.views)
+    if prepared:
+        some = list(islice(cmsf_source(pictures, setting), PREPARED))
+        learner.strong = _Prepared([learner.strong(batch, FIRST) for batch in some])
+        learner.weak = _Prepared([learner.weak(batch, SECOND) for batch in some])
+    for batch in cmsf_source(pictures, setting):
+        learner.step(batch, recipe.target_momentum)
+        yield len(batch.index)
+
+
+class _Prepared:
+    """Stands in for an augmentation and costs nothing."""
+
+    def __init__(self, views: list[Tensor]) -> None:
+        self.views = cycle(views)
+
+    def __call__(self, batch: Batch, view: int) -> Tensor:
+        return next(self.views)
+
+
+def cmsf_operations(
+    pictures: Tensor, images: Tensor, boxes: Tensor, sigma: Tensor, shift: Tensor, view: View
+) -> dict[str, Callable[[], Tensor]]:
+    """Single operations on uint8 `pictures` or the same as floats, `images`, with parameters for each image.
+
+    The jitter is as a run has it: it draws its amounts, and every image has an order of its own.
+    """
+    index = torch.arange(len(pictures))
+    jitter = cmsf_augmentation(replace(view, jitter=1.0))
+    turns = count()
+    upright = torch.zeros(len(pictures), dtype=torch.bool)
+    return {
+        "crop and resize": lambda: crop_and_resize(pictures, boxes, view.size, upright),
+        "blur": lambda: colours.blurred(images, sigma, view.blur_kernel),
+        "jitter": lambda: jitter._jittered(images, Draws(SEED, next(turns), index, 0)),
+        "hue": lambda: colours.hue_shifted(images, shift),
+    }
