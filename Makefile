@@ -2,11 +2,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# The benchmarks need libraries that the project does not.
+BENCH ?= .venv-bench
 # What decides the environment's contents, as a name: a checkout's new dates do not reinstall, changed contents do.
 DEPENDENCIES := $(shell cat pyproject.toml constraints.txt | cksum | tr -d ' \t')
 READY := $(VENV)/.ready-$(DEPENDENCIES)
 
-.PHONY: demo test check format venv clean
+.PHONY: demo test check format venv clean bench-data
 
 demo: venv ## train on the embedded images, evaluate, and show what was learned (under 5 minutes)
 	$(BIN)/cmsf train cmsf-self --out runs/demo
@@ -37,5 +39,11 @@ $(READY):
 	@printf '%s' "$(CURDIR)" > $(VENV)/.tree
 	@touch $@
 
+bench-data: ## views and feeding beside lightly, kornia and torchvision: a quarter of an hour on an idle machine
+	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
+	PIP_CONSTRAINT=constraints.txt $(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--editable . --requirement bench/requirements.txt
+	$(BENCH)/bin/python bench/data.py --part all --rounds 5 --seconds 8 --out docs/results/bench-data.json
+
 clean:
-	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(BENCH) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -38,7 +38,9 @@ def feed(
     device = torch.device(device)
     if isinstance(split.pictures, Tensor):
         for epoch, index in plan:
-            yield WholeBatch(index, seed, epoch, split.pictures[index].to(device, non_blocking=True))
+            pictures = split.pictures[index]
+            pictures = pictures.pin_memory() if device.type == "cuda" else pictures
+            yield WholeBatch(index, seed, epoch, pictures.to(device, non_blocking=True))
         return
     if not isinstance(split.pictures, Images) and multiprocessing.get_start_method() != "fork":
         workers = 0  # pictures in memory are shared by forking, or not at all

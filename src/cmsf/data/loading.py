@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from cmsf.data.dataset import Dataset, Split
@@ -123,47 +124,47 @@ def _with_names(source: Source, given: dict[str, list[str | None]]) -> Source:
 
 def _read(data: Dataset, recipe: Recipe, size: int, known_broken: Collection[tuple[str, str]] | None) -> Dataset:
     """Decode what fits into memory, now; find what cannot be read."""
-    in_memory = recipe.cache == "ram" or (recipe.cache == AUTO and _fits(data, STORED * size))
+    keep = recipe.cache == "ram" or (recipe.cache == AUTO and _fits(data, STORED * size))
     broken: list[tuple[str, Unreadable]] = []
     splits: dict[str, Split] = {}
     for name, split in (("train", data.train), ("test", data.test)):
         if split is None:
             continue
-        images = split.pictures
-        assert isinstance(images, Images)
-        if isinstance(images, Arrays):
-            splits[name] = replace(split, pictures=images.pictures)
-        elif known_broken is not None and not in_memory:
-            good = torch.tensor(
-                [i for i, path in enumerate(split.paths) if (name, path) not in known_broken], dtype=torch.int64
-            )
-            splits[name] = split.part(good)
-        elif in_memory or recipe.skip_broken:
-            found = _decode_all(images, STORED * size, keep=in_memory)
-            bad = [one for one in found if isinstance(one, Unreadable)]
-            good = torch.tensor(
-                [i for i, one in enumerate(found) if not isinstance(one, Unreadable)], dtype=torch.int64
-            )
-            broken += [(name, one) for one in bad]
-            split = split.part(good) if bad else split
-            kept = [one for one in found if isinstance(one, Tensor)]
-            splits[name] = replace(split, pictures=_together(kept)) if in_memory else split
+        if known_broken is not None and not keep:
+            split = split.part(_where([(name, path) not in known_broken for path in split.paths]))
+            found: list[Unreadable] = []
         else:
-            splits[name] = split
+            split, found = _decoded(split, STORED * size, keep=keep, look=keep or recipe.skip_broken)
+        if found and not len(split):
+            raise BadInput(
+                f"no {name} image of {data.name} can be read; the first is {found[0].path}: {found[0].reason}"
+            )
+        splits[name] = split
+        broken += [(name, one) for one in found]
     if broken and not recipe.skip_broken:
         raise BadInput(unreadable_message([one for _, one in broken]))
-    for name, split in splits.items():
-        if not len(split):
-            first = next(one for where, one in broken if where == name)
-            raise BadInput(f"no {name} image of {data.name} can be read; the first is {first.path}: {first.reason}")
-    arrays = all(isinstance(split.pictures, Tensor) for split in splits.values())
-    return replace(
-        data,
-        train=splits["train"],
-        test=splits.get("test"),
-        broken=tuple(broken),
-        in_memory=in_memory or arrays,
-    )
+    in_memory = all(not isinstance(split.pictures, Images) for split in splits.values())
+    return replace(data, train=splits["train"], test=splits.get("test"), broken=tuple(broken), in_memory=in_memory)
+
+
+def _decoded(split: Split, largest_side: int, *, keep: bool, look: bool) -> tuple[Split, list[Unreadable]]:
+    """The split with its pixels, if they are to be kept, and without what cannot be read, if one is to look."""
+    images = split.pictures
+    assert isinstance(images, Images)
+    if isinstance(images, Arrays):
+        return replace(split, pictures=images.pictures), []
+    if not look:
+        return split, []
+    found = _decode_all(images, largest_side, keep)
+    broken = [one for one in found if isinstance(one, Unreadable)]
+    if broken:
+        split = split.part(_where([not isinstance(one, Unreadable) for one in found]))
+    kept = [one for one in found if isinstance(one, Tensor)]
+    return (replace(split, pictures=_together(kept)) if keep else split), broken
+
+
+def _where(kept: Sequence[bool]) -> Int[Tensor, " m"]:
+    return torch.tensor(kept, dtype=torch.bool).nonzero()[:, 0]
 
 
 def _fits(data: Dataset, largest_side: int) -> bool:
