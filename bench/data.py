@@ -9,8 +9,7 @@ B  A step of BYOL on cmsf's small residual net (widths 16 to 128) with the views
    pass of the online network with one view, a pass of the target with the other. lightly is measured likewise, and
    symmetric, as its example has it: both views through both networks, so twice the passes an image. "Model alone" is
    cmsf's step with views that are there beforehand: no data pipeline can be faster.
-C  Two views at 224 px of 600 JPEGs of 500 × 375, from the files to normalised batches of 64, with two workers. A
-   batch takes about a second: give it --seconds 20.
+C  Two views at 224 px of 600 JPEGs of 500 × 375, from the files to normalised batches of 64, with two workers.
 
 The contestants take turns in every round; a figure is the median of the rounds. "cmsf is … times as fast" is the ratio
 of the medians, and in brackets its range over the rounds. Torch has as many threads as there are cores (--threads) in
@@ -146,7 +145,8 @@ def main() -> None:
         "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
         "commit": _commit(),
         "images": "made up" if chosen.cifar is None else chosen.cifar.name,
-        "command": sys.argv,
+        # Where things lie on this machine is nobody's business.
+        "command": [Path(word).name if Path(word).is_absolute() else word for word in sys.argv],
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "parts": {},
     }
@@ -163,7 +163,8 @@ def main() -> None:
 
     if "A" in parts:
         results = turns(part_a(pictures), chosen.seconds)
-        keep("A", show(console, "A  two views of CIFAR-10 at 32 px", results, targets_a))
+        what = "made-up images" if chosen.cifar is None else "CIFAR-10"
+        keep("A", show(console, f"A  two views of {what} at 32 px", results, targets_a))
         costs = {
             operation: turns(ways, chosen.seconds * OPERATION_SHARE)
             for operation, ways in operation_contestants(pictures).items()

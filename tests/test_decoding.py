@@ -230,7 +230,7 @@ def test_luma_and_chroma_become_colours(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["<u2", ">u2"])
 @pytest.mark.parametrize("name", ["x.png", "x.tif"])
-def test_sixteen_bit_grey_keeps_its_upper_eight_bits(kind: str, name: str, tmp_path: Path) -> None:
+def test_sixteen_bit_grey_is_brought_to_eight_bits(kind: str, name: str, tmp_path: Path) -> None:
     levels = np.arange(256, dtype=np.uint16)
     image = Image.fromarray((257 * levels)[None].astype(kind))
     assert grey(save(tmp_path, image, name)) == levels.tolist()

@@ -50,7 +50,7 @@ class Run:
     def data(self, data: str | Path | None = None) -> Dataset:
         """The images of the run, which must not have changed since, or others; as the run sees them."""
         if data is not None:
-            as_they_are = Recipe(seed=self.recipe.seed, skip_broken=self.recipe.skip_broken)
+            as_they_are = Recipe(seed=self.recipe.seed, skip_broken=self.recipe.skip_broken, cache=self.recipe.cache)
             return load_images(open_source(data), as_they_are, self.recipe.size)
         request = self.folder.request()
         if request.runs_a_command:  # the folder may be somebody else's
@@ -141,7 +141,7 @@ def train(
         out = Path("runs") / (recipe.name if name in METHODS else Path(name).stem) if out is None else out
         if name in METHODS:
             screen.say(f"{name} is {recipe.name} here: the images are {side} px on their shorter side")
-    recipe = recipe.changed(_lasting_paths(changes))
+    recipe = _with_lasting_paths(recipe.changed(changes))
     folder = RunFolder(Path("runs") / recipe.name if out is None else Path(out).expanduser())
     folder.check_free()
 
@@ -211,12 +211,11 @@ def _describe(images: Dataset) -> list[str]:
     return lines
 
 
-def _lasting_paths(changes: dict[str, Any]) -> dict[str, Any]:
+def _with_lasting_paths(recipe: Recipe) -> Recipe:
     """A mapping by its full path, so that the recipe will find it from another working directory."""
-    coarse = changes.get("coarse_labels")
-    if not isinstance(coarse, str) or coarse in ("none", "wordnet"):
-        return changes
-    return changes | {"coarse_labels": str(Path(coarse).expanduser().resolve())}
+    if recipe.coarse_labels in ("none", "wordnet"):
+        return recipe
+    return replace(recipe, coarse_labels=str(Path(recipe.coarse_labels).expanduser().absolute()))
 
 
 def _workers(asked: int | None) -> int:

@@ -48,8 +48,12 @@ def resolve(recipe: Recipe, data: Dataset, typical_side: int) -> Resolved:
     if recipe.warmup_epochs >= recipe.epochs:
         raise BadInput(f"--warmup-epochs {recipe.warmup_epochs} leaves nothing of --epochs {recipe.epochs}; use fewer")
     size = view_size(recipe, typical_side)
+    extra_size = max(8, round(size * 3 / 7)) if recipe.extra_size == AUTO else recipe.extra_size
     with torch.random.fork_rng(devices=[]):
-        width = feature_width(make_backbone(recipe.backbone, recipe.stem, size), recipe.backbone, size)
+        backbone = make_backbone(recipe.backbone, recipe.stem, size)
+        width = feature_width(backbone, recipe.backbone, size)
+        if recipe.extra_crops:  # a network for one size alone cannot have them
+            feature_width(backbone, recipe.backbone, extra_size)
     if recipe.extra_crop_least > recipe.extra_crop_most:
         raise BadInput(
             f"--extra-crop-least {recipe.extra_crop_least} exceeds --extra-crop-most {recipe.extra_crop_most}; "
@@ -60,7 +64,7 @@ def resolve(recipe: Recipe, data: Dataset, typical_side: int) -> Resolved:
         "size": size,
         "weak_crop": least if recipe.weak_crop == AUTO else recipe.weak_crop,
         "strong_crop": least if recipe.strong_crop == AUTO else recipe.strong_crop,
-        "extra_size": max(8, round(size * 3 / 7)) if recipe.extra_size == AUTO else recipe.extra_size,
+        "extra_size": extra_size,
         "cache": "ram" if data.in_memory else "off",
         "bank_size": bank,
         "batch_size": batch,

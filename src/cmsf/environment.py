@@ -16,13 +16,13 @@ import torch
 from cmsf.data import Request
 from cmsf.recipe import Resolved
 
-BIT_FOR_BIT = ("machine", "device", "threads", "python", "torch", "torchvision", "timm", "numpy")
+BIT_FOR_BIT = ("machine", "device", "threads", "python", "torch", "torchvision", "timm", "numpy", "pillow")
 """What has to be the same for a resumed run to equal an uninterrupted one to the last bit."""
 
 
 def describe_environment(request: Request, recipe: Resolved, device: str) -> dict[str, Any]:
     """What a run records of itself before it starts."""
-    packages = ("torch", "torchvision", "timm", "numpy", "cmsf")
+    packages = ("torch", "torchvision", "timm", "numpy", "pillow", "cmsf")
     return {
         **asdict(request),
         "seed": recipe.seed,

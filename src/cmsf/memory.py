@@ -23,7 +23,9 @@ def _of_the_machine() -> int:
 
 def _of_the_container() -> int:
     try:
-        limit, used = ((_GROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
-        return max(0, int(limit) - int(used))
-    except (OSError, ValueError):  # no container, or no limit
+        limit, used, details = ((_GROUP / f"memory.{name}").read_text() for name in ("max", "current", "stat"))
+        # Files that were read once count as used, and give way when memory is asked for.
+        idle = next(int(line.split()[1]) for line in details.splitlines() if line.startswith("inactive_file "))
+        return max(0, int(limit) - int(used) + idle)
+    except (OSError, ValueError, StopIteration):  # no container, or no limit
         return 2**62

@@ -65,7 +65,9 @@ class Training:
                 self._go_on(caught)
             except BadInput as error:  # an image that cannot be read, at the first time it is asked for
                 self._save()
-                raise BadInput(f"{error}; what was learned is saved, and the same command goes on") from None
+                raise BadInput(
+                    f"{error}, in another --out; once it is mended, the same command goes on from step {self.step}"
+                ) from None
         self.folder.save_backbone(self.backbone)
         picture = self.folder.neighbours_picture
         draw_neighbours(

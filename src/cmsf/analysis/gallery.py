@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from cmsf.analysis.thumbnails import PLAIN, THUMBNAIL, save_figure, show_image, thumbnail
 from cmsf.data import Dataset, Split
-from cmsf.evaluation.features import extract, raw_pixels
+from cmsf.evaluation.features import feature_batches, pixel_batches
 from cmsf.neighbours import Own, top
 from cmsf.randomness import permutation
 from cmsf.rows import UNKNOWN
 
 _SHOWN = 5
-_PART = 1024
+_CHOOSING = 0x6A11 << 40  # what this use of the hash is for; no epoch is ever so high
 _RIGHT, _WRONG = "#1a7f37", "#cf222e"
 
 
@@ -42,11 +42,11 @@ def draw_neighbours(
     query = split.part(chosen)
     own = chosen if data.test is None else torch.full_like(chosen, UNKNOWN)
 
-    def pixels(part: Split) -> Tensor:
-        return raw_pixels(part, min(size, THUMBNAIL), workers)
+    def pixels(part: Split) -> Iterator[Tensor]:
+        return pixel_batches(part, min(size, THUMBNAIL), workers)
 
-    def features(part: Split) -> Tensor:
-        return extract(backbone, part, size, device, workers).cpu()
+    def features(part: Split) -> Iterator[Tensor]:
+        return (batch.cpu() for batch in feature_batches(backbone, part, size, device, workers))
 
     near_by = {
         "nearest by raw pixels": _nearest(pixels, query, data.train, own),
@@ -75,18 +75,19 @@ def draw_neighbours(
     save_figure(figure, out)
 
 
-def _nearest(describe: Callable[[Split], Tensor], query: Split, train: Split, own: Tensor) -> Int[Tensor, "q 5"]:
-    """The nearest training images; they are described part by part, for all their pixels may not fit at once."""
-    asked = describe(query)
-    parts = torch.arange(len(train)).split(_PART)
-    similarity = torch.cat([asked @ describe(train.part(index)).T for index in parts], dim=1)
+def _nearest(
+    describe: Callable[[Split], Iterator[Tensor]], query: Split, train: Split, own: Tensor
+) -> Int[Tensor, "q 5"]:
+    """The nearest training images; they are compared batch by batch, for all their pixels may not fit at once."""
+    asked = torch.cat(list(describe(query)))
+    similarity = torch.cat([asked @ batch.T for batch in describe(train)], dim=1)
     number = torch.arange(len(train))
     return top(Own(own, included=False).settle(similarity, number), number, _SHOWN)
 
 
 def _one_a_class_in_turn(split: Split, seed: int) -> Int[Tensor, " q"]:
     """All images in a random order in which the classes take turns."""
-    order = permutation(len(split), seed, 0x6A11)
+    order = permutation(len(split), seed, _CHOOSING)
     label = split.truth[order]
     turn = torch.zeros_like(order)
     for number in label.unique():

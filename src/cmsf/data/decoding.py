@@ -34,8 +34,8 @@ def upright_size(image: Image.Image) -> tuple[int, int]:
 def decode(image: Image.Image, enough: int) -> UInt8[Tensor, "3 h w"]:
     """Upright pixels; a JPEG may be read at a fraction of its size that leaves `enough` pixels a side.
 
-    16-bit grey keeps its upper eight bits, and what is transparent becomes white. The pixels lie in memory as
-    decoded, colour by colour within each, which is what resizing on the CPU is fastest with.
+    16-bit grey is brought to eight bits (65,535 to 255), and what is transparent becomes white. The pixels lie in
+    memory as decoded, colour by colour within each, which is what resizing on the CPU is fastest with.
     """
     image.draft("RGB", (enough, enough))
     image.load()  # before EXIF is asked for, which would hide what is wrong with the pixels
@@ -70,7 +70,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Integers of more than 8 bits and floating point as grey: 16 bits by their upper eight, others by their range."""
+    """Integers of more than 8 bits and floating point as grey: 16 bits by 257, others by their range."""
     values = np.nan_to_num(np.asarray(image).astype(np.float64), nan=0, posinf=0, neginf=0)
     if image.mode.startswith("I;16") or (image.mode == "I" and 255 < values.max() <= 65535):
         values = values / 257

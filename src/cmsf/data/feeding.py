@@ -17,7 +17,7 @@ from cmsf.data.dataset import Split
 from cmsf.data.images import Images
 from cmsf.data.loading import STORED
 from cmsf.errors import BadInput
-from cmsf.views import Batch, Crop, CutBatch, WholeBatch, cut_views
+from cmsf.views import Batch, Crop, CutBatch, WholeBatch, cut_views, to_device
 
 Plan = Iterable[tuple[int, Tensor]]
 """What to read: the epoch and the indices of each batch."""
@@ -40,7 +40,7 @@ def feed(
         for epoch, index in plan:
             pictures = split.pictures[index]
             pictures = pictures.pin_memory() if device.type == "cuda" else pictures
-            yield WholeBatch(index, seed, epoch, pictures.to(device, non_blocking=True))
+            yield WholeBatch(index, seed, epoch, to_device(pictures, device))
         return
     if not isinstance(split.pictures, Images) and multiprocessing.get_start_method() != "fork":
         workers = 0  # pictures in memory are shared by forking, or not at all
@@ -60,7 +60,11 @@ def feed(
                 raise parts
             yield CutBatch(index, seed, epoch, parts, device)
     finally:
+        processes = getattr(batches, "_workers", [])
         del batches  # the workers end with it, whoever keeps the traceback of an error
+        for process in processes:  # but for one that hangs, and does not heed the SIGTERM that it would get
+            if process.is_alive():
+                process.kill()
 
 
 def available_cores() -> int:

@@ -10,10 +10,8 @@ from unicodedata import normalize
 
 from cmsf.data.decoding import SUFFIXES
 from cmsf.data.images import Files
-from cmsf.data.source import Part, Source, ordered
+from cmsf.data.source import SPLITS, Part, Source, ordered
 from cmsf.errors import BadInput
-
-_SPLITS = {"train": "train", "trainval": "train", "val": "val", "test": "test"}
 
 
 def open_folder(root: Path) -> Source:
@@ -25,11 +23,11 @@ def open_folder(root: Path) -> Source:
     notes = _other_files(found, paths)
     members: dict[str, list[str]] = {}
     first = {path.split("/")[0] for path in paths}
-    in_splits = first <= set(_SPLITS) and any(_SPLITS[name] == "train" for name in first)
+    in_splits = first <= set(SPLITS) and any(SPLITS[name] == "train" for name in first)
     if {"train", "trainval"} <= first and in_splits:
         raise BadInput(f"{root} has both train/ and trainval/, which share images; move one of them away")
     for path in paths:
-        members.setdefault(_SPLITS[path.split("/")[0]] if in_splits else "train", []).append(path)
+        members.setdefault(SPLITS[path.split("/")[0]] if in_splits else "train", []).append(path)
     parts = {}
     for split, inside in members.items():
         folders = [path.split("/")[1 if in_splits else 0 : -1] for path in inside]

@@ -21,10 +21,9 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from cmsf.data.images import Images
-from cmsf.data.source import Part, Source, distinct, ordered
+from cmsf.data.source import SPLITS, Part, Source, distinct, ordered
 from cmsf.errors import BadInput
 
-_SPLITS = {"train": "train", "trainval": "train", "validation": "val", "val": "val", "valid": "val", "test": "test"}
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "class", "fine_label")
 
@@ -128,7 +127,7 @@ def _parts(rest: str, splits: dict[str, Any]) -> tuple[dict[str, Any], tuple[str
         note = () if split == "train" else (f"hf:{rest} has one split, {split}, which is trained on",)
         return {"train": splits[split]}, note
     parts: dict[str, Any] = {}
-    for split, part in _SPLITS.items():
+    for split, part in SPLITS.items():
         if split in splits:
             parts.setdefault(part, splits[split])
     if "train" not in parts:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from jaxtyping import Int, UInt8
@@ -13,6 +15,8 @@ from torch import Tensor
 
 from cmsf.data.decoding import decode, upright_size
 from cmsf.errors import BadInput
+
+T = TypeVar("T")
 
 
 class Unreadable(BadInput):
@@ -30,7 +34,7 @@ def unreadable_message(broken: Sequence[Unreadable]) -> str:
     """One line for any number of them."""
     first = "; ".join(f"{one.path}: {one.reason}" for one in broken[:3]) + (" …" if len(broken) > 3 else "")
     count = "1 image" if len(broken) == 1 else f"{len(broken)} images"
-    return f"cannot read {count} ({first}); mend or remove what is broken, or leave it out with --skip-broken"
+    return f"cannot read {count} ({first}); mend what is broken, or leave it out with --skip-broken"
 
 
 class Images(ABC):
@@ -50,22 +54,25 @@ class Images(ABC):
 
     def size(self, i: int) -> tuple[int, int]:
         """Height and width, or Unreadable."""
-        try:
-            return upright_size(self.open(i))
-        except BadInput:
-            raise
-        except Exception as error:
-            raise Unreadable(self.paths[i], _reason(error)) from None
+        return self._attempt(i, upright_size)
 
     def decode(self, i: int, enough: int) -> UInt8[Tensor, "3 h w"]:
         """The pixels, or Unreadable; they may be fewer than in the file as long as a side keeps `enough`."""
+        return self._attempt(i, lambda image: decode(image, enough))
+
+    def _attempt(self, i: int, what: Callable[[Image.Image], T]) -> T:
         try:
-            return decode(self.open(i), enough)
-        except BadInput:  # nothing is the matter with the image, but with the way to it
+            with self.open(i) as image:
+                return what(image)
+        except (BadInput, MemoryError):  # nothing is the matter with the image, but with the way to it
             raise
         # Decoders of some thirty formats fail on damaged files in as many ways.
         except Exception as error:
-            raise Unreadable(self.paths[i], _reason(error)) from None
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+            reason = _reason(error)
+        # Raised out here it does not hold on to the error, whose frames hold the file open.
+        raise Unreadable(self.paths[i], reason)
 
     def part(self, index: Int[Tensor, " m"]) -> Images:
         return Chosen(self, index.tolist())

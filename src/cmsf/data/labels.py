@@ -18,7 +18,7 @@ from cmsf.errors import BadInput
 from cmsf.randomness import uniform
 from cmsf.rows import UNKNOWN
 
-_CHOOSING, _CORRUPTING = 0x5AE1, 0x0153  # what these uses of the hash are for
+_CHOOSING, _CORRUPTING = 0x5AE1 << 40, 0x0153 << 40  # what these uses of the hash are for; no epoch is ever so high
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,15 @@ def number_of_each_class(labels: Labels, number: int, seed: int) -> Labels:
 
 
 def noisy(labels: Labels, rate: float, seed: int) -> Labels:
-    """Each label replaced with probability `rate`, independently, by one of the other classes, all alike."""
-    others = len(labels.names) - 1
-    if others < 1:
-        raise BadInput(f"label noise needs two classes or more, and there are {others + 1}")
+    """Each label replaced with probability `rate`, independently, by one of the other classes there are, all alike."""
+    present = labels.counts().nonzero()[:, 0]
+    if len(present) < 2:
+        raise BadInput(f"label noise needs two classes or more, and there are {len(present)}")
     chance, other = uniform(2, seed, _CORRUPTING, torch.arange(len(labels))).double().unbind(1)
-    step = 1 + (other * others).long()  # 1 … classes − 1 further on is every other class
+    step = 1 + (other * (len(present) - 1)).long()  # 1 … classes − 1 further on is every other class
+    place = torch.searchsorted(present, labels.number)
     replaced = labels.known & (chance < rate)
-    return replace(labels, number=torch.where(replaced, (labels.number + step) % (others + 1), labels.number))
+    return replace(labels, number=torch.where(replaced, present[(place + step) % len(present)], labels.number))
 
 
 def coarsened(labels: Labels, group: Mapping[str, str], origin: str) -> Labels:

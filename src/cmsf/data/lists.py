@@ -16,13 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cmsf.data.images import Files
-from cmsf.data.source import Part, Source, ordered
+from cmsf.data.source import SPLITS, Part, Source, ordered
 from cmsf.errors import BadInput
 from cmsf.files import atomically
 
 LIST_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
-_SPLITS = {"": "train", "train": "train", "trainval": "train", "val": "val", "valid": "val", "validation": "val"}
-_SPLITS |= {"test": "test"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ def read_table(file: Path) -> Table:
     keys = [_text(value) for value in columns[column]]
     labels = [_label(value) for value in columns.get("label", [None] * len(keys))]
     splits = [_text(value).lower() for value in columns.get("split", [""] * len(keys))]
-    unknown = sorted(set(splits) - set(_SPLITS))
+    unknown = sorted(set(splits) - {"", *SPLITS})
     if unknown:
         raise BadInput(f"{file} has images in a split called {unknown[0]!r}; use train, val and test")
     places: dict[str, int] = {}
@@ -56,7 +54,7 @@ def read_table(file: Path) -> Table:
         first = places.setdefault(_same_script(key), number)
         if first != number:
             raise BadInput(f"{file} lists {key} twice, in rows {first + 1} and {number + 1}; keep one of them")
-    return Table(file, column, keys, labels, [_SPLITS[split] for split in splits], "label" in columns)
+    return Table(file, column, keys, labels, [SPLITS[split or "train"] for split in splits], "label" in columns)
 
 
 def open_list(file: Path) -> Source:

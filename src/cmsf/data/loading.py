@@ -29,7 +29,7 @@ STORED = 2
 """Decoded photos keep a shorter side of this many times the view: the rest would never be seen."""
 _MOST_OF_MEMORY = 0.5
 _HELD_OUT_SHARE = 10
-_HOLDING_OUT = 0x5917  # what this use of the hash is for
+_HOLDING_OUT = 0x5917 << 40  # what this use of the hash is for; no epoch is ever so high
 
 
 def load(
@@ -130,7 +130,7 @@ def _read(data: Dataset, recipe: Recipe, size: int, known_broken: Collection[tup
     for name, split in (("train", data.train), ("test", data.test)):
         if split is None:
             continue
-        if known_broken is not None and not keep:
+        if known_broken is not None and not keep and not isinstance(split.pictures, Arrays):
             split = split.part(_where([(name, path) not in known_broken for path in split.paths]))
             found: list[Unreadable] = []
         else:
@@ -160,6 +160,7 @@ def _decoded(split: Split, largest_side: int, *, keep: bool, look: bool) -> tupl
     if broken:
         split = split.part(_where([not isinstance(one, Unreadable) for one in found]))
     kept = [one for one in found if isinstance(one, Tensor)]
+    del found
     return (replace(split, pictures=_together(kept)) if keep else split), broken
 
 
@@ -185,7 +186,7 @@ def _decode_all(images: Images, largest_side: int, keep: bool) -> list[Tensor | 
         try:
             picture = images.decode(i, largest_side)
         except Unreadable as error:
-            return error
+            return error.with_traceback(None)
         return shrink(picture, largest_side) if keep else None
 
     with ThreadPoolExecutor() as pool:
@@ -193,5 +194,10 @@ def _decode_all(images: Images, largest_side: int, keep: bool) -> list[Tensor | 
 
 
 def _together(pictures: list[Tensor]) -> Pictures:
-    one_size = len({picture.shape for picture in pictures}) == 1
-    return torch.stack(pictures) if one_size else pictures
+    """One tensor where all have one size; each picture goes as it is copied, so that memory never holds all twice."""
+    if len({picture.shape for picture in pictures}) != 1:
+        return pictures
+    together = torch.empty(len(pictures), *pictures[0].shape, dtype=torch.uint8)
+    for i in range(len(pictures)):
+        together[i], pictures[i] = pictures[i], together[:0]
+    return together

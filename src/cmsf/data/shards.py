@@ -1,7 +1,8 @@
 """WebDataset shards: tar files of images, read in place by random access, for data that fits no single disk.
 
 Each shard is gone through once, to note where its images lie, and that is kept. An image is then one read from its
-shard. Shards that are elsewhere are copied to a cache of bounded size when one of their images is asked for.
+shard. Shards that are elsewhere are copied to a cache of bounded size, and are known by their URL and their size:
+whoever puts another file of the same size in a URL's place has to remove the cache's folder.
 """
 
 from __future__ import annotations
@@ -33,12 +34,11 @@ from torch import Tensor
 
 from cmsf.data.decoding import SUFFIXES
 from cmsf.data.images import Images
-from cmsf.data.source import Part, Source, ordered
+from cmsf.data.source import SPLITS, Part, Source, ordered
 from cmsf.errors import BadInput
 from cmsf.files import atomically, write_text
 from cmsf.progress import shown
 
-_SPLITS = {"train": "train", "trainval": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _NAMES_BEFORE_NUMBERS = ("class_name", "label", "cls", "class")
 _OPEN_FILES = 16
 _AT_ONCE = 4
@@ -78,6 +78,11 @@ def open_shards(rest: str) -> Source:
     if "train" not in parts:
         raise BadInput(f"the shards for training in wds:{rest} hold no images")
     return Source(shards[0].name.rstrip("-_.0123456789") or "shards", parts, ordered(labels), _notes(indices))
+
+
+def runs_commands(rest: str) -> bool:
+    """Whether some of the shards are what a shell command prints."""
+    return any(shard.url.strip().startswith("pipe:") for shard in _expanded(rest))
 
 
 class ShardImages(Images):
@@ -128,9 +133,9 @@ class Shard:
 
     @property
     def split(self) -> str | None:
-        words = [word for word in re.split("[^a-z]+", self.name.lower()) if word in _SPLITS]
+        words = [word for word in re.split("[^a-z]+", self.name.lower()) if word in SPLITS]
         folder = self.file.parent.name if self.file is not None else ""
-        return _SPLITS[words[-1]] if words else _SPLITS.get(folder)
+        return SPLITS[words[-1]] if words else SPLITS.get(folder)
 
 
 @dataclass

@@ -10,6 +10,8 @@ from statistics import median
 
 from cmsf.data.images import Images, Unreadable
 
+SPLITS = {"train": "train", "trainval": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+"""What people call the parts of their data."""
 _LOOKED_AT = 200
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -11,7 +12,7 @@ from cmsf.data.folder import open_folder
 from cmsf.data.hugging_face import holds_images, is_saved_dataset, open_hugging_face
 from cmsf.data.lists import LIST_SUFFIXES, open_list
 from cmsf.data.npz import open_arrays
-from cmsf.data.shards import open_shards
+from cmsf.data.shards import open_shards, runs_commands
 from cmsf.data.source import Source
 from cmsf.data.torchvision_sets import open_torchvision
 from cmsf.errors import BadInput, did_you_mean
@@ -55,11 +56,12 @@ class Request:
     @property
     def runs_a_command(self) -> bool:
         """Whether opening it runs a shell command, as webdataset's pipe: does."""
-        return any("pipe:" in name for name in (self.data, self.val or ""))
+        shards = [name.removeprefix("wds:") for name in (self.data, self.val or "") if name.startswith("wds:")]
+        return any(runs_commands(rest) for rest in shards)
 
     @classmethod
     def of(cls, data: str | Path | None, labels: str | Path | None = None, val: str | Path | None = None) -> Request:
-        given = None if labels is None else str(Path(labels).expanduser().resolve())
+        given = None if labels is None else _absolute(labels)
         return cls(_lasting(data), given, None if val is None else _lasting(val))
 
 
@@ -67,12 +69,19 @@ def _lasting(data: str | Path | None) -> str:
     if data is None or str(data) == SAMPLE:
         return SAMPLE
     scheme, _, rest = str(data).partition(":")
-    if scheme not in _schemes():
-        return str(Path(data).expanduser().resolve())
-    name, at, folder = rest.rpartition("@") if scheme == "torchvision" else ("", "", rest)
-    # A path after the prefix lasts like any other; a name on the Hub and a URL are what they are.
-    local = at or Path(folder).expanduser().exists() or (scheme == "wds" and ":" not in folder)
-    return f"{scheme}:{name}{at}{Path(folder).expanduser().absolute()}" if local else str(data)
+    if scheme == "torchvision":
+        name, at, folder = rest.partition("@")
+        return f"{scheme}:{name}{at}{_absolute(folder) if at else ''}"
+    if scheme == "hf":  # a name on the Hub is what it is
+        return f"{scheme}:{_absolute(rest) if Path(rest).expanduser().exists() else rest}"
+    if scheme == "wds":  # and so is a URL
+        return f"{scheme}:{'::'.join(one if ':' in one else _absolute(one) for one in rest.split('::'))}"
+    return _absolute(data)
+
+
+def _absolute(path: str | Path) -> str:
+    """Links are left as they are: what a list names is relative to where the list was named."""
+    return os.path.abspath(Path(path).expanduser())
 
 
 def _schemes() -> dict[str, Callable[[str], Source]]:

@@ -16,7 +16,6 @@ LAYER = "pooled backbone features, L2-normalised"
 _BATCH = 256
 
 
-@torch.no_grad()
 def extract(
     backbone: nn.Module, split: Split, size: int, device: torch.device | str = "cpu", workers: int = 0
 ) -> Float[Tensor, "n f"]:
@@ -24,17 +23,32 @@ def extract(
 
     The batches are the same whoever asks, so a number shown in training is the number computed afterwards.
     """
+    return torch.cat(list(feature_batches(backbone, split, size, device, workers)))
+
+
+def feature_batches(
+    backbone: nn.Module, split: Split, size: int, device: torch.device | str = "cpu", workers: int = 0
+) -> Iterator[Tensor]:
+    """The same, batch by batch."""
     training = backbone.training
     backbone.eval()
-    parts = [normalize(backbone(views).float(), dim=1) for views in _clean_views(split, size, device, workers)]
-    backbone.train(training)
-    return torch.cat(parts)
+    try:
+        for views in _clean_views(split, size, device, workers):
+            with torch.no_grad():
+                yield normalize(backbone(views).float(), dim=1)
+    finally:
+        backbone.train(training)
 
 
 def raw_pixels(split: Split, size: int, workers: int = 0) -> Float[Tensor, "n f"]:
     """The images themselves as features: what a representation has to beat."""
-    parts = [views.flatten(1) for views in _clean_views(split, size, "cpu", workers)]
-    return normalize(torch.cat(parts), dim=1)
+    return torch.cat(list(pixel_batches(split, size, workers)))
+
+
+def pixel_batches(split: Split, size: int, workers: int = 0) -> Iterator[Tensor]:
+    """The same, batch by batch."""
+    for views in _clean_views(split, size, "cpu", workers):
+        yield normalize(views.flatten(1), dim=1)
 
 
 def transform_name(size: int) -> str:

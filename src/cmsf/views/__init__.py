@@ -1,7 +1,7 @@
 """What the networks see of an image."""
 
 from cmsf.views.augmentation import Augmentation, clean_view
-from cmsf.views.batch import Batch, CutBatch, WholeBatch, cut_views
+from cmsf.views.batch import Batch, CutBatch, WholeBatch, cut_views, to_device
 from cmsf.views.colours import normalise
 from cmsf.views.crops import CentreCrop, Crop, Pictures, RandomCrop, crop_and_resize, cut, sizes
 
@@ -20,4 +20,5 @@ __all__ = [
     "cut_views",
     "normalise",
     "sizes",
+    "to_device",
 ]

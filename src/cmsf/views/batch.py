@@ -62,7 +62,7 @@ class CutBatch(Batch):
     device: torch.device
 
     def crop(self, how: Crop, view: int) -> Float[Tensor, "b c s s"]:
-        return self.parts[view].to(self.device, non_blocking=True).float() / 255
+        return to_device(self.parts[view], self.device).float() / 255
 
     def split(self, size: int) -> Iterator[Batch]:
         for rows in torch.arange(len(self.index)).split(size):
@@ -72,6 +72,11 @@ class CutBatch(Batch):
     @property
     def on_cpu(self) -> bool:
         return self.device.type == "cpu"
+
+
+def to_device(pictures: Tensor, device: torch.device) -> Tensor:
+    """Without waiting where that is safe: from pinned memory to CUDA."""
+    return pictures.to(device, non_blocking=device.type == "cuda" and pictures.is_pinned())
 
 
 def cut_views(
