@@ -396,7 +396,7 @@ def test_what_is_known_to_be_broken_is_left_out_again(photos: Path) -> None:
 def test_a_pile_that_is_broken_altogether_is_refused(tmp_path: Path) -> None:
     for i in range(3):
         (tmp_path / f"{i}.jpg").write_text("no image")
-    with pytest.raises(BadInput, match=r"no train image of .* can be read; the first is 0\.jpg: not an image"):
+    with pytest.raises(BadInput, match=r"no train image of .* can be read"):
         load(tmp_path, skip_broken=True)
     with pytest.raises(BadInput, match="cannot read 1 image"):
         cmsf.train("msf-small", tmp_path, tmp_path / "run", quiet=True)

@@ -135,14 +135,13 @@ def _read(data: Dataset, recipe: Recipe, size: int, known_broken: Collection[tup
             found: list[Unreadable] = []
         else:
             split, found = _decoded(split, STORED * size, keep=keep, look=keep or recipe.skip_broken)
-        if found and not len(split):
-            raise BadInput(
-                f"no {name} image of {data.name} can be read; the first is {found[0].path}: {found[0].reason}"
-            )
         splits[name] = split
         broken += [(name, one) for one in found]
     if broken and not recipe.skip_broken:
         raise BadInput(unreadable_message([one for _, one in broken]))
+    empty = next((name for name, split in splits.items() if not len(split)), None)
+    if empty is not None:
+        raise BadInput(f"no {empty} image of {data.name} can be read")
     in_memory = all(not isinstance(split.pictures, Images) for split in splits.values())
     return replace(data, train=splits["train"], test=splits.get("test"), broken=tuple(broken), in_memory=in_memory)
 
