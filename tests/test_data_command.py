@@ -13,7 +13,7 @@ from cmsf.data import open_source
 from cmsf.data.imagenet import imagenet_100, simclr_files
 from cmsf.data.labels import Labels, changed
 from cmsf.data.lists import read_table
-from cmsf.data.loading import load
+from cmsf.data.loading import listed_labels, load
 from cmsf.recipe import Recipe
 
 
@@ -178,6 +178,39 @@ def test_a_contact_sheet_is_drawn_of_names_in_any_script(tmp_path: Path, capsys:
 
 
 IMPOSSIBLE = ["nowhere/x{}", "file.txt/x{}", ".", "x" * 300 + "{}", "x" * 300 + "/y{}"]
+
+
+@pytest.mark.parametrize("place", IMPOSSIBLE, ids=["no-folder", "file", "folder", "long", "long-folder"])
+@pytest.mark.parametrize(("command", "suffix"), [("data", ".png"), ("labels", ".csv")])
+def test_an_impossible_place_is_refused_in_one_line(
+    command: str, suffix: str, place: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file.txt").write_text("a file")
+    out = f"{tmp_path}/{place.format(suffix)}"
+    assert "--out" in refusal(capsys, command, photos, "--out", out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.txt", "photos"]
+    assert (tmp_path / "file.txt").read_text() == "a file"
+
+
+def test_a_source_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("data", "labels"):
+        assert "there is no" in refusal(capsys, command, tmp_path / "nowhere")
+
+
+# cmsf labels
+
+
+def as_source(file: Path) -> dict[str, str | None]:
+    """Labels by the real file."""
+    part = open_source(file).train
+    return {str((file.parent / path).resolve()): name for path, name in zip(part.images.paths, part.names, strict=True)}
+
+
+def as_labels(photos: Path, file: Path) -> dict[str, str | None]:
+    """Labels by the real file, as training would know them with --labels."""
+    source = open_source(photos)
+    known = zip(source.train.images.paths, listed_labels(source, file)["train"], strict=True)
+    return {str((photos / path).resolve()): name for path, name in known if name is not None}
 
 
 @pytest.mark.parametrize("place", IMPOSSIBLE, ids=["no-folder", "file", "folder", "long", "long-folder"])

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers import images_of_classes
+from helpers import images_of_classes, write_npz
 from PIL import Image
 from torch import Tensor
 
@@ -348,3 +349,37 @@ def test_a_hidden_label_cannot_reach_a_loss(tmp_path: Path) -> None:
     assert purities(second) != purities(first)
     assert losses(other) != losses(first)
     assert other.folder.backbone_file.read_bytes() != first.folder.backbone_file.read_bytes()
+
+
+def test_coarse_labels_work_where_a_tenth_is_held_out_and_test_images_teach_nothing(tmp_path: Path) -> None:
+    """The held-out images keep their fine truth, and have no label that a coarse name would be looked up for."""
+    data = write_npz(tmp_path / "bars.npz")
+    (tmp_path / "groups.csv").write_text("class,group\n0,left\n1,left\n2,right\n3,right\n")
+    run = cmsf.train(
+        "cmsf-sup-small",
+        data,
+        tmp_path / "run",
+        quiet=True,
+        epochs=1,
+        projection_hidden=16,
+        projection_dim=8,
+        coarse_labels=str(tmp_path / "groups.csv"),
+    )
+    rows = pq.read_table(run.folder.data_file).to_pylist()
+    assert {row["label"] for row in rows if row["split"] == "train"} == {"left", "right"}
+    assert {row["label"] for row in rows if row["split"] == "test"} == {None}
+    assert {row["truth"] for row in rows} == {"0", "1", "2", "3"}
+
+
+def test_how_many_labels_the_noise_replaced_is_said(tmp_path: Path) -> None:
+    source = open_source(write_npz(tmp_path / "bars.npz"))
+    data = load_images(source, Recipe(label_noise=0.25), 16)
+    replaced = int((data.train.label != data.train.truth).sum())
+    assert f"{replaced} of 144 labels were replaced by noise ({100 * replaced / 144:.2f} %)" in data.notes
+
+
+def test_noise_stays_among_the_classes_there_are_to_train_on() -> None:
+    names = ["a"] * 200 + ["c"] * 200
+    labels = noisy(Labels.of(names, ("a", "b", "c", "d")), 0.5, seed=0)
+    assert set(labels.called()) == {"a", "c"}
+    assert 150 < sum(one != other for one, other in zip(names, labels.called(), strict=True)) < 250

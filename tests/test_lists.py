@@ -11,6 +11,7 @@ from PIL import Image
 
 from cmsf.data import Dataset, open_source
 from cmsf.data.lists import read_mapping, read_table, write_rows
+from cmsf.data.loading import listed_labels
 from cmsf.data.loading import load as load_images
 from cmsf.errors import BadInput
 from cmsf.recipe import Recipe
@@ -46,14 +47,10 @@ def load(source: Path, labels: Path | None = None, val: Path | None = None, **se
     return load_images(open_source(source), Recipe(**settings), 32, labels=labels, val=other)
 
 
-def labels_of(data: Dataset) -> dict[str, str | None]:
-    """What training may know of each image, held out or not."""
-    known: dict[str, str | None] = {}
-    for split in (data.train, data.test):
-        if split is not None:
-            names = [None if number == UNKNOWN else data.label_names[number] for number in split.label.tolist()]
-            known |= dict(zip(split.paths, names, strict=True))
-    return known
+def matched(source: Path, labels: Path) -> dict[str, str | None]:
+    """What a list says of each training image, before any is held out."""
+    opened = open_source(source)
+    return dict(zip(opened.train.images.paths, listed_labels(opened, labels)["train"], strict=True))
 
 
 # Lists of images
@@ -240,7 +237,7 @@ def test_what_cmsf_writes_it_reads_again_whatever_an_image_is_called(name: str, 
 
 def test_labels_are_matched_by_the_path_below_the_source(folder: Path) -> None:
     file = write(folder / "far" / "labels.csv", "path,label", "cat/0.png,tabby", "./dog/1.png,pug", "dog\\2.png,pug")
-    known = labels_of(load(folder / "photos", file))
+    known = matched(folder / "photos", file)
     assert {path: name for path, name in known.items() if name} == {
         "cat/0.png": "tabby",
         "dog/1.png": "pug",
@@ -251,7 +248,7 @@ def test_labels_are_matched_by_the_path_below_the_source(folder: Path) -> None:
 
 def test_labels_are_matched_by_the_path_relative_to_the_list(folder: Path) -> None:
     rows = ["../photos/cat/0.png,tabby", f"{folder}/photos/dog/1.png,pug"]
-    known = labels_of(load(folder / "photos", write(folder / "far" / "labels.csv", "path,label", *rows)))
+    known = matched(folder / "photos", write(folder / "far" / "labels.csv", "path,label", *rows))
     assert {path: name for path, name in known.items() if name} == {"cat/0.png": "tabby", "dog/1.png": "pug"}
 
 
@@ -260,7 +257,7 @@ def test_labels_relative_to_the_list_are_matched_through_linked_folders(folder: 
         put(folder / "elsewhere" / f"{i}.png", 9)
     (folder / "photos" / "fox").symlink_to(folder / "elsewhere", target_is_directory=True)
     file = write(folder / "labels.csv", "path,label", "photos/cat/0.png,tabby", "photos/fox/1.png,red")
-    known = labels_of(load(folder / "photos", file))
+    known = matched(folder / "photos", file)
     assert {path: name for path, name in known.items() if name} == {"cat/0.png": "tabby", "fox/1.png": "red"}
 
 
@@ -270,14 +267,14 @@ def test_labels_are_matched_to_the_images_of_a_list_elsewhere(style: str, folder
     lines = [style.format(name, folder=folder) + f",{name[:3]}" for name in names]
     images = write(folder / "lists" / "images.csv", "path,label", *lines)
     labels = write(folder / "labels.csv", "path,label", "photos/cat/1.png,tabby", "photos/dog/0.png,pug")
-    assert list(labels_of(load(images, labels, val=folder / "photos")).values())[:3] == [None, "tabby", "pug"]
+    assert list(matched(images, labels).values()) == [None, "tabby", "pug"]
 
 
 def test_labels_are_matched_however_letters_are_composed(tmp_path: Path) -> None:
     for i, name in enumerate(("é.png", "ü.png")):
         put(tmp_path / "photos" / normalize("NFD", name), i)
     file = write(tmp_path / "labels.csv", "path,label", *(normalize("NFC", f"{name}.png,{name}") for name in "éü"))
-    assert sorted(filter(None, labels_of(load(tmp_path / "photos", file)).values())) == ["é", "ü"]
+    assert sorted(filter(None, matched(tmp_path / "photos", file).values())) == ["é", "ü"]
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -288,7 +285,7 @@ def test_labels_are_matched_by_index(kind: str, tmp_path: Path) -> None:
     else:
         file = write_parquet(tmp_path / "labels.parquet", index=[3, 0, 4], label=["red", "blue", None])
     data = load(tmp_path / "a.npz", file, val=tmp_path / "a.npz")
-    assert list(labels_of(data).values()) == [None] * 5  # the test images, of the same names
+    assert data.test.label.tolist() == [UNKNOWN] * 5  # the same images, but to be tested on
     assert data.label_names == ("blue", "red")
     assert data.train.label.tolist() == [0, UNKNOWN, UNKNOWN, 1, UNKNOWN]
     assert data.train.truth.tolist() == [0, 1, 0, 1, 0]

@@ -207,7 +207,7 @@ def _describe(images: Dataset) -> list[str]:
     if not images.in_memory:
         lines.append("images are decoded as they are read (--cache off)")
     if images.broken:
-        lines.append(f"{len(images.broken)} images cannot be read and are left out (broken.csv lists them)")
+        lines.append(f"left out, for they cannot be read: {len(images.broken)} (broken.csv lists them)")
     return lines
 
 

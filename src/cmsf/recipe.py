@@ -91,7 +91,7 @@ class Recipe:
     # What training may know of the images
     label_share: float = setting(1.0, "share of each class whose labels are used", above=0, most=1)
     labels_per_class: int = setting(0, "labels of each class that are used; 0: all", least=0)
-    label_noise: float = setting(0.0, "share of labels replaced by another class at random", least=0, most=1)
+    label_noise: float = setting(0.0, "probability of each label of being replaced by another class", least=0, most=1)
     coarse_labels: str = setting("none", "wordnet, or a CSV of class,group: join classes into groups; none: do not")
 
     # How images are read

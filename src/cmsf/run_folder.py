@@ -171,8 +171,10 @@ class RunFolder:
                 {(row["split"], row["path"], row["label"], row["truth"]) for row in rows} for rows in (before, now)
             )
             changed = sorted(path for _, path, _, _ in old ^ new) or [now[0]["path"]]
+            same_images = [row["path"] for row in before] == [row["path"] for row in now]
+            what = "labels" if same_images else "images"
             raise BadInput(
-                f"the images of {self.path} have changed since ({len(before)} then, {len(now)} now, the first that "
+                f"the {what} of {self.path} have changed since ({len(before)} then, {len(now)} now, the first that "
                 f"differs is {changed[0]}); put them back, or start another run"
             )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from cmsf.analysis.thumbnails import THUMBNAIL, save_figure, shortened, show_image, thumbnail
+from cmsf.analysis.thumbnails import THUMBNAIL, fonts, save_figure, shortened, show_image, thumbnail
 from cmsf.data import Source, Unreadable
 from cmsf.data.source import Part
 from cmsf.randomness import permutation
@@ -34,7 +34,9 @@ def draw_contact_sheet(source: Source, out: Path) -> None:
                 axes = figure.add_subplot(grid[line, place])
                 show_image(axes, pixels)
                 if place == 0 and title:
-                    axes.set_ylabel(title, rotation=0, ha="right", va="center", fontsize=9, parse_math=False)
+                    axes.set_ylabel(
+                        title, rotation=0, ha="right", va="center", fontsize=9, parse_math=False, family=fonts()
+                    )
                 place += 1
     save_figure(figure, out)
 

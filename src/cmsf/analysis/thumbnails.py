@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from jaxtyping import UInt8
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import get_font_names
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -17,6 +19,12 @@ from cmsf.files import atomically
 from cmsf.views import cut
 
 THUMBNAIL = 96
+_FONTS = (
+    "DejaVu Sans",
+    *("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "PingFang SC", "Hiragino Sans", "Microsoft YaHei"),
+    *("Noto Sans Arabic", "Noto Sans Devanagari", "Arial Unicode MS"),
+)
+"""Tried in turn for each letter, as far as the machine has them; matplotlib brings the first along."""
 PLAIN = "#57606a"
 _LONGEST_NAME = 16
 
@@ -41,7 +49,13 @@ def show_image(axes: Axes, pixels: NDArray[np.uint8], name: str = "", colour: st
         spine.set_linewidth(2.5)
     if name:
         # The name is data, not mathematics: a $ in it must not be set as a formula.
-        axes.set_xlabel(shortened(name), fontsize=8, color=colour, labelpad=2, parse_math=False)
+        axes.set_xlabel(shortened(name), fontsize=8, color=colour, labelpad=2, parse_math=False, family=fonts())
+
+
+@cache
+def fonts() -> list[str]:
+    installed = set(get_font_names())
+    return [font for font in _FONTS if font in installed]
 
 
 def shortened(name: str) -> str:

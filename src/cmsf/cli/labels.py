@@ -35,11 +35,11 @@ def add_parser(commands: Any) -> Parser:
         "--coarse", metavar="wordnet|FILE", help="join classes into groups; a file is a CSV class,group"
     )
     parser.add_argument("--share", metavar="X", help="keep the labels of this share of each class, e.g. 0.01")
-    parser.add_argument("--per-class", metavar="N", help="keep the labels of so many images of each class")
+    parser.add_argument("--per-class", metavar="N", help="keep the labels of so many images of each class; 0: of all")
     parser.add_argument(
         "--subset", metavar="simclr-1|simclr-10|FILE", help="keep the labels of these files; a file has one name a line"
     )
-    parser.add_argument("--noise", metavar="X", help="replace this share of labels by another class at random")
+    parser.add_argument("--noise", metavar="X", help="replace each label by another class with this probability")
     parser.add_argument("--seed", metavar="N", default="0", help="decides what is chosen and replaced (default: 0)")
     parser.add_argument("--out", metavar="CSV", help="where to write the list; without it, it is only looked at")
     parser.set_defaults(command=_labels)
@@ -139,9 +139,9 @@ def _subset(labels: Labels, paths: Any, asked: str) -> Labels:
     kept = torch.tensor([name in wanted for name in found])
     if not kept.any():
         raise BadInput(f"none of the {len(wanted)} files of {asked} is among the {len(paths)} images, as {paths[0]}")
-    missing = len(wanted) - len(wanted.intersection(found))
+    missing = wanted.difference(found)
     if missing:
-        print(f"{missing:,} of the {len(wanted):,} files of {asked} are not there")
+        print(f"{len(missing):,} of the {len(wanted):,} files of {asked} are not there, as {min(missing)}")
     return labels.only(kept)
 
 

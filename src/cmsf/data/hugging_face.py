@@ -109,7 +109,7 @@ def _place(rest: str) -> tuple[str, str | None]:
 
 def _load(library: ModuleType, name: str, config: str | None) -> Any:
     path = Path(name)
-    if name.startswith(("/", ".", "~")) and not path.exists():
+    if (name.startswith(("/", ".", "~")) or name.endswith("/")) and not path.exists():
         raise FileNotFoundError(f"there is no {path}")
     if is_saved_dataset(path):
         return library.load_from_disk(name)

@@ -34,7 +34,7 @@ def unreadable_message(broken: Sequence[Unreadable]) -> str:
     """One line for any number of them."""
     first = "; ".join(f"{one.path}: {one.reason}" for one in broken[:3]) + (" …" if len(broken) > 3 else "")
     count = "1 image" if len(broken) == 1 else f"{len(broken)} images"
-    return f"cannot read {count} ({first}); mend what is broken, or leave it out with --skip-broken"
+    return f"cannot read {count} ({first}); mend what is broken, or train with --skip-broken"
 
 
 class Images(ABC):

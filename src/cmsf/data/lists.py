@@ -71,7 +71,8 @@ def open_list(file: Path) -> Source:
         parts[split] = Part(images, [table.labels[row] for row in rows])
     if "train" not in parts:
         raise BadInput(f"{file} has no images in the split train")
-    return Source(file.stem, parts, ordered(table.labels))
+    notes = () if table.has_labels else (f"{file.name} has no column called label, so the images are unlabelled",)
+    return Source(file.stem, parts, ordered(table.labels), notes)
 
 
 def match_labels(file: Path, parts: Mapping[str, Sequence[str]], root: Path | None) -> dict[str, list[str | None]]:
@@ -83,6 +84,8 @@ def match_labels(file: Path, parts: Mapping[str, Sequence[str]], root: Path | No
     table = read_table(file)
     if not table.has_labels:
         raise BadInput(f"{file} has no column label; a list of labels has path (or index) and label")
+    if not table.keys:
+        raise BadInput(f"{file} lists no images")
     if table.column == "index":
         return {"train": _by_index(table, len(parts["train"]))}
     keys, known = table.keys, parts
@@ -146,13 +149,16 @@ def write_rows(file: Path, header: Sequence[str], rows: Iterable[Sequence[str | 
 
 def read_columns(file: Path) -> dict[str, list[Any]]:
     """A CSV or Parquet file by column."""
-    return _parquet(file) if file.suffix.lower() in (".parquet", ".pq") else _csv(file)
+    try:
+        return _parquet(file) if file.suffix.lower() in (".parquet", ".pq") else _csv(file)
+    except OSError as error:
+        raise BadInput(f"cannot read {file}: {error.strerror or error}") from None
 
 
 def _csv(file: Path) -> dict[str, list[Any]]:
     try:
         text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise BadInput(f"cannot read {file}: {error}; a list is text in UTF-8") from None
     header = text.split("\n", 1)[0]
     delimiter = max(",;\t", key=header.count)  # spreadsheets of half the world write semicolons
@@ -172,7 +178,7 @@ def _csv(file: Path) -> dict[str, list[Any]]:
 def _parquet(file: Path) -> dict[str, list[Any]]:
     try:
         table = pq.read_table(file)
-    except (OSError, pa.ArrowException) as error:
+    except pa.ArrowException as error:
         raise BadInput(f"cannot read {file}: {str(error).splitlines()[0]}") from None
     return dict(table.to_pydict())
 

@@ -66,15 +66,22 @@ def load(
             notes.append(f"{lost} of {lost + len(everything.labelled)} listed labels are of held-out test images")
     else:
         number = Labels.of(test.names, classes).number
-        held_out = Split(test.images, test.images.paths, number, torch.full_like(number, UNKNOWN))
-    label = changed(
+        held_out = Split(test.images, test.images.paths, number, number)
+        if not len(held_out.judged):
+            notes.append("the test images have no labels, so nothing will be judged by them")
+    if held_out is not None:  # what is tested on has nothing to teach
+        held_out = replace(held_out, label=torch.full_like(held_out.label, UNKNOWN))
+    clean = changed(
         Labels(everything.label, label.names),
         coarse=recipe.coarse_labels,
         share=recipe.label_share,
         per_class=recipe.labels_per_class,
-        noise=recipe.label_noise,
         seed=recipe.seed,
     )
+    label = changed(clean, noise=recipe.label_noise, seed=recipe.seed)
+    if recipe.label_noise:
+        replaced, known = int((label.number != clean.number).sum()), int(clean.known.sum())
+        notes.append(f"{replaced} of {known} labels were replaced by noise ({100 * replaced / max(1, known):.2f} %)")
     everything = replace(everything, label=label.number)
     dataset = Dataset(source.name, classes, label.names, everything, held_out, origin, tuple(notes))
     return _read(dataset, recipe, size, known_broken)

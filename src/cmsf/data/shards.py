@@ -52,7 +52,8 @@ def open_shards(rest: str) -> Source:
     shards = _expanded(rest)
     missing = [shard.url for shard in shards if shard.file is not None and not shard.file.is_file()]
     if missing:
-        raise BadInput(f"{len(missing)} of {len(shards)} shards are not there; the first is {missing[0]}")
+        hint = "; many are named as {000..099}, not by *" if "*" in missing[0] else ""
+        raise BadInput(f"{len(missing)} of {len(shards)} shards are not there; the first is {missing[0]}{hint}")
     store = _Store.by_environment()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         indices = list(shown(pool.map(store.index, shards), "indexing shards", len(shards)))

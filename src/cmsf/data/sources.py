@@ -33,7 +33,7 @@ def open_source(data: str | Path | None) -> Source:
     if not path.exists():
         if colon and scheme.isidentifier():
             raise BadInput(f"no source is called {scheme}:; {did_you_mean(scheme, _schemes(), f'give {_FORMS}')}")
-        raise BadInput(f"there is no {path}; give {_FORMS}, or leave --data out for the sample")
+        raise BadInput(f"there is no {path}; give {_FORMS}")
     if is_saved_dataset(path) or (path.suffix.lower() in (".parquet", ".pq") and holds_images(path)):
         return open_hugging_face(str(path))
     if path.is_dir():

@@ -112,7 +112,8 @@ def _judge(features: tuple[Tensor, Tensor], train: Split, test: Split, layer: st
 
 def _labelled(data: Dataset) -> tuple[Split, Split]:
     if data.test is None or not can_judge(data):
-        raise BadInput(f"{data.name} has no labels to judge by; give labelled images with --data")
+        what = "test" if len(data.train.judged) else "training"
+        raise BadInput(f"the {what} images of {data.name} have no labels to judge by; give labelled images with --data")
     return _judged(data.train), _judged(data.test)
 
 
