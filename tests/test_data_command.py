@@ -213,42 +213,6 @@ def as_labels(photos: Path, file: Path) -> dict[str, str | None]:
     return {str((photos / path).resolve()): name for path, name in known if name is not None}
 
 
-@pytest.mark.parametrize("place", IMPOSSIBLE, ids=["no-folder", "file", "folder", "long", "long-folder"])
-@pytest.mark.parametrize(("command", "suffix"), [("data", ".png"), ("labels", ".csv")])
-def test_an_impossible_place_is_refused_in_one_line(
-    command: str, suffix: str, place: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file.txt").write_text("a file")
-    out = f"{tmp_path}/{place.format(suffix)}"
-    assert "--out" in refusal(capsys, command, photos, "--out", out)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.txt", "photos"]
-    assert (tmp_path / "file.txt").read_text() == "a file"
-
-
-def test_a_source_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("data", "labels"):
-        assert "there is no" in refusal(capsys, command, tmp_path / "nowhere")
-
-
-# cmsf labels
-
-
-def as_source(file: Path) -> dict[str, str | None]:
-    """Labels by the real file."""
-    part = open_source(file).train
-    return {str((file.parent / path).resolve()): name for path, name in zip(part.images.paths, part.names, strict=True)}
-
-
-def as_labels(photos: Path, file: Path) -> dict[str, str | None]:
-    """Labels by the real file, as training would know them with --labels."""
-    data = load(open_source(photos), Recipe(), 16, labels=file)
-    known: dict[str, str | None] = {}
-    for split in (data.train, data.test):
-        called = Labels(split.label, data.label_names).called()
-        known |= {str((photos / path).resolve()): name for path, name in zip(split.paths, called, strict=True)}
-    return {path: name for path, name in known.items() if name is not None}
-
-
 @pytest.mark.parametrize("place", ["x.csv", "photos/x.csv", "lists/deep/x.csv"])
 def test_a_list_serves_as_data_and_as_labels_alike(
     place: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
