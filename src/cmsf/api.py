@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, replace
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,17 @@ from cmsf.data import (
 )
 from cmsf.environment import describe_environment
 from cmsf.errors import BadInput
-from cmsf.evaluation import KnnResult, evaluate_knn, evaluate_pixels
+from cmsf.evaluation import Result, evaluate_knn, evaluate_linear, evaluate_pixels
 from cmsf.recipe import AUTO, Recipe
 from cmsf.recipes import METHODS, find
 from cmsf.run_folder import RunFolder
 from cmsf.screen import Screen
 from cmsf.training import Training
+
+METRICS: dict[str, Callable[[nn.Module, Dataset, int, torch.device, int], Result]] = {
+    "knn": evaluate_knn,
+    "linear": evaluate_linear,
+}
 
 
 class Run:
@@ -68,42 +75,51 @@ class Run:
         device: str = "auto",
         workers: int | None = None,
     ) -> dict[str, float]:
-        """Per cent by vote, e.g. {"1-nn": 81.2, "20-nn": 83.0, …}; written with its protocol to results/."""
-        if metric != "knn":
-            raise BadInput(f"there is no evaluation {metric!r}; use knn")
+        """Per cent by name, e.g. {"1-nn": 81.2, "20-nn": 83.0, …}; written with intervals and protocol to results/.
+
+        metric: knn, or linear (a linear layer on frozen features).
+        """
+        evaluate = _evaluation(metric)
         images, where = self.data(data), pick_device(device)
-        result = evaluate_knn(self.backbone(where), images, self.recipe.size, where, _workers(workers))
+        result = evaluate(self.backbone(where), images, self.recipe.size, where, _workers(workers))
         weights = hashlib.sha256(self.folder.backbone_file.read_bytes()).hexdigest()
-        self._save(result, data, {"weights_sha256": weights})
+        self._save(metric, result, data, {"weights_sha256": weights})
         return result.accuracy
 
     def references(
-        self, data: str | Path | None = None, device: str = "auto", workers: int | None = None
+        self,
+        metric: str = "knn",
+        data: str | Path | None = None,
+        device: str = "auto",
+        workers: int | None = None,
     ) -> dict[str, dict[str, float]]:
-        """The same evaluation of raw pixels and of the network before training: what learning has to beat."""
+        """The same of the network before training and, for knn, of raw pixels: what learning has to beat."""
+        evaluate = _evaluation(metric)
         images, where = self.data(data), pick_device(device)
         untrained = make_encoders(self.recipe).online.backbone.to(where)
-        results = {
-            "raw pixels": evaluate_pixels(images, self.recipe.size, _workers(workers)),
-            "untrained encoder": evaluate_knn(untrained, images, self.recipe.size, where, _workers(workers)),
-        }
+        results: dict[str, Result] = {}
+        if metric == "knn":
+            results["raw pixels"] = evaluate_pixels(images, self.recipe.size, _workers(workers))
+        results["untrained encoder"] = evaluate(untrained, images, self.recipe.size, where, _workers(workers))
         for name, result in results.items():
-            self._save(result, data, {"of": name})
+            self._save(metric, result, data, {"of": name})
         return {name: result.accuracy for name, result in results.items()}
 
-    def result_file(self, data: str | Path | None = None, of: str = "") -> Path:
+    def result_file(self, metric: str = "knn", data: str | Path | None = None, of: str = "") -> Path:
         """Where an evaluation is written: results/knn.json, with the names of other data and of a reference added."""
-        names = ["knn", "" if data is None else Path(data).expanduser().resolve().stem, of.replace(" ", "-")]
-        return self.path / "results" / f"{'-'.join(filter(None, names))}.json"
+        other = "" if data is None else re.sub(r"[^\w.-]+", "-", Path(data).expanduser().absolute().stem)
+        names = filter(None, [metric, other, of.replace(" ", "-")])
+        return self.path / "results" / f"{'-'.join(names)}.json"
 
-    def test_images(self, data: str | Path | None = None) -> int:
-        """How many images the evaluation that was written last has judged."""
-        return int(json.loads(self.result_file(data).read_text(encoding="utf-8"))["protocol"]["test images"])
+    def result(self, metric: str = "knn", data: str | Path | None = None, of: str = "") -> dict[str, Any]:
+        """The evaluation that was written last: accuracy, measures with their intervals, protocol."""
+        found: dict[str, Any] = json.loads(self.result_file(metric, data, of).read_text(encoding="utf-8"))
+        return found
 
-    def _save(self, result: KnnResult, data: str | Path | None, about: dict[str, str]) -> None:
+    def _save(self, metric: str, result: Result, data: str | Path | None, about: dict[str, str]) -> None:
         spec = (self.folder.request() if data is None else Request.of(data)).data
-        known = {"metric": "knn", "data": spec, "recipe": self.recipe.name} | about
-        self.folder.save_result(self.result_file(data, about.get("of", "")), known | asdict(result))
+        known = {"metric": metric, "data": spec, "recipe": self.recipe.name} | about
+        self.folder.save_result(self.result_file(metric, data, about.get("of", "")), known | result.report())
 
 
 def train(
@@ -216,6 +232,12 @@ def _with_lasting_paths(recipe: Recipe) -> Recipe:
     if recipe.coarse_labels in ("none", "wordnet"):
         return recipe
     return replace(recipe, coarse_labels=str(Path(recipe.coarse_labels).expanduser().absolute()))
+
+
+def _evaluation(metric: str) -> Callable[[nn.Module, Dataset, int, torch.device, int], Result]:
+    if metric not in METRICS:
+        raise BadInput(f"there is no evaluation {metric!r}; use {' or '.join(METRICS)}")
+    return METRICS[metric]
 
 
 def _workers(asked: int | None) -> int:

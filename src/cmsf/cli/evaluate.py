@@ -16,9 +16,13 @@ def add_parser(commands: Any) -> Parser:
     parser: Parser = commands.add_parser(
         "evaluate",
         help="how good the features of runs are",
-        description="k-NN accuracy on frozen features: the paper's majority vote, k = 1 and 20, and a weighted vote.",
+        description="Accuracy on frozen features. knn: the paper's majority vote, k = 1 and 20, and a weighted vote. "
+        "linear: a linear layer, fitted to convergence on clean views.",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="run folders")
+    parser.add_argument(
+        "--with", dest="metrics", metavar="METRIC", nargs="+", default=["knn"], help="knn and linear (default: knn)"
+    )
     parser.add_argument("--data", metavar="SOURCE", help="other images than the run's own")
     parser.add_argument("--references", action="store_true", help="also raw pixels and the network before training")
     add_machine_flags(parser)
@@ -32,23 +36,34 @@ def _evaluate(chosen: argparse.Namespace) -> int:
     set_threads(chosen.threads)
     console = Console(highlight=False)
     runs = [Run(path) for path in chosen.runs]
-    rows: dict[str, dict[str, float]] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    machine = (chosen.data, chosen.device, workers(chosen.workers))
     with Console(stderr=True).status("evaluating"):
-        if chosen.references:
-            rows |= runs[0].references(chosen.data, chosen.device, workers(chosen.workers))
-        for run in runs:
-            label = "trained encoder" if len(runs) == 1 else str(run.path)
-            rows[label] = run.evaluate("knn", chosen.data, chosen.device, workers(chosen.workers))
-    columns = list(next(iter(rows.values())))
-    judged = {run.test_images(chosen.data) for run in runs}
+        for metric in chosen.metrics:
+            for name in runs[0].references(metric, *machine) if chosen.references else ():
+                rows.setdefault(name, {}).update(runs[0].result(metric, chosen.data, name)["measures"])
+            for run in runs:
+                label = "trained encoder" if len(runs) == 1 else str(run.path)
+                run.evaluate(metric, *machine)
+                rows.setdefault(label, {}).update(run.result(metric, chosen.data)["measures"])
+    columns = list(dict.fromkeys(column for measures in rows.values() for column in measures))
+    judged = {run.result(chosen.metrics[0], chosen.data)["protocol"]["test images"] for run in runs}
     counted = f"{judged.pop()} test images" if len(judged) == 1 else "the test images"
-    table = Table(title=f"accuracy on {counted}, %", title_justify="left")
+    table = Table(title=f"accuracy on {counted}, %, and its 95 % interval", title_justify="left")
     table.add_column("")
     for column in columns:
         table.add_column(column.replace("-nn", "-NN"), justify="right")
-    for name, accuracy in rows.items():
-        table.add_row(escape(name), *(f"{accuracy[column]:.2f}" for column in columns))
+    for name, measures in rows.items():
+        table.add_row(escape(name), *(_cell(measures.get(column)) for column in columns))
     console.print(table)
     for run in runs:
-        say_paths({"protocol": run.result_file(chosen.data), "open": run.folder.neighbours_picture})
+        files = {f"{metric} protocol": run.result_file(metric, chosen.data) for metric in chosen.metrics}
+        say_paths(files | {"open": run.folder.neighbours_picture})
     return 0
+
+
+def _cell(measures: dict[str, dict[str, float]] | None) -> str:
+    if measures is None:
+        return "–"
+    share = measures["accuracy"]
+    return f"{share['value']:.2f} ({share['low']:.1f} to {share['high']:.1f})"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cmsf.data import Dataset, Split
-from cmsf.errors import BadInput
 from cmsf.evaluation.features import LAYER, extract, raw_pixels, transform_name
+from cmsf.evaluation.judged import judged_splits
+from cmsf.evaluation.measures import Result
 from cmsf.neighbours import Own, nearest_vectors
 from cmsf.rows import UNKNOWN
 
@@ -31,34 +31,20 @@ BALLOTS = {"1-nn": Ballot(1), "20-nn": Ballot(20), "20-nn weighted": Ballot(20, 
 """The paper's two majority votes, and the weighted one that others report."""
 
 
-@dataclass(frozen=True)
-class KnnResult:
-    accuracy: dict[str, float]
-    """Per cent, by the name of the vote."""
-    protocol: dict[str, Any]
-    """All that is needed to repeat it."""
-
-
-def evaluate_knn(
-    backbone: nn.Module, data: Dataset, size: int, device: torch.device | str, workers: int = 0
-) -> KnnResult:
+def evaluate_knn(backbone: nn.Module, data: Dataset, size: int, device: torch.device | str, workers: int = 0) -> Result:
     """Classify the test images by their neighbours among the training images."""
-    train, test = _labelled(data)
+    train, test = judged_splits(data)
     known, query = (extract(backbone, split, size, device, workers) for split in (train, test))
     features = (known, query)
     return _judge(features, train, test, LAYER, size, data.test_origin)
 
 
-def evaluate_pixels(data: Dataset, size: int, workers: int = 0) -> KnnResult:
+def evaluate_pixels(data: Dataset, size: int, workers: int = 0) -> Result:
     """The same by raw pixels, at most 64 a side: larger ones would be slower and no better to compare."""
-    train, test = _labelled(data)
+    train, test = judged_splits(data)
     size = min(size, 64)
     features = (raw_pixels(train, size, workers), raw_pixels(test, size, workers))
     return _judge(features, train, test, "pixels, L2-normalised", size, data.test_origin)
-
-
-def can_judge(data: Dataset) -> bool:
-    return data.test is not None and len(data.train.judged) > 0 and len(data.test.judged) > 0
 
 
 def classify(
@@ -87,10 +73,10 @@ def classify(
     return {name: torch.cat(parts) for name, parts in chosen.items()}
 
 
-def _judge(features: tuple[Tensor, Tensor], train: Split, test: Split, layer: str, size: int, origin: str) -> KnnResult:
+def _judge(features: tuple[Tensor, Tensor], train: Split, test: Split, layer: str, size: int, origin: str) -> Result:
     known, query = features
     guesses = classify(query, known, train.truth, BALLOTS)
-    right = {name: int((guess == test.truth).sum()) for name, guess in guesses.items()}
+    right = {name: guess == test.truth for name, guess in guesses.items()}
     described = {
         "votes": {
             name: {
@@ -107,15 +93,4 @@ def _judge(features: tuple[Tensor, Tensor], train: Split, test: Split, layer: st
         "classes": len(train.truth.unique()),
         "test split": origin,
     }
-    return KnnResult({name: 100 * count / len(test) for name, count in right.items()}, described)
-
-
-def _labelled(data: Dataset) -> tuple[Split, Split]:
-    if data.test is None or not can_judge(data):
-        what = "test" if len(data.train.judged) else "training"
-        raise BadInput(f"the {what} images of {data.name} have no labels to judge by; give labelled images with --data")
-    return _judged(data.train), _judged(data.test)
-
-
-def _judged(split: Split) -> Split:
-    return split if len(split.judged) == len(split) else split.part(split.judged)
+    return Result(right, test.truth, described)
