@@ -1,5 +1,6 @@
 """The command line: mistakes get one line, exit code 2, and leave nothing behind."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -58,6 +59,7 @@ def bars(tmp_path: Path) -> Path:
         (["recipes", "msf-smal"], "did you mean msf-small?"),
         (["evaluate", "nowhere"], "there is no run nowhere"),
         (["evaluate"], "the following arguments are required: RUN"),
+        (["evaluate", "nowhere", "--with", "lineer"], "there is no evaluation 'lineer'; did you mean linear?"),
     ],
 )
 def test_a_mistake_is_named_with_the_remedy(
@@ -201,6 +203,25 @@ def test_train_then_evaluate_prints_the_table(bars: Path, tmp_path: Path, capsys
         "neighbours.png",
     ):
         assert words in table
+
+
+def test_several_evaluations_share_a_table_and_each_leaves_its_protocol(
+    bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    out = tmp_path / "run"
+    assert main(["train", "cmsf-self", "--data", str(bars), "--out", str(out), *FAST]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(out), "--references", "--with", "knn", "linear", "retrieval"]) == 0
+    table = capsys.readouterr().out
+    assert all(words in table for words in ("20-NN", "linear top-1", "R@10"))
+    for metric, name in (("knn", "20-nn"), ("linear", "linear top-1"), ("retrieval", "R@5")):
+        result = json.loads((out / "results" / f"{metric}.json").read_text())
+        measure = result["measures"][name]["accuracy"]
+        assert measure["value"] == pytest.approx(result["accuracy"][name])
+        assert measure["low"] <= measure["value"] <= measure["high"]
+        assert f"{measure['value']:.2f} ({measure['low']:.1f} to {measure['high']:.1f})" in table
+        assert (out / "results" / f"{metric}-untrained-encoder.json").exists()
 
 
 def test_a_folder_in_the_place_of_a_recipe_is_understood(

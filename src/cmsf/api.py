@@ -26,7 +26,7 @@ from cmsf.data import (
 )
 from cmsf.environment import describe_environment
 from cmsf.errors import BadInput
-from cmsf.evaluation import Result, evaluate_knn, evaluate_linear, evaluate_pixels
+from cmsf.evaluation import Result, evaluate_knn, evaluate_linear, evaluate_pixels, evaluate_retrieval
 from cmsf.recipe import AUTO, Recipe
 from cmsf.recipes import METHODS, find
 from cmsf.run_folder import RunFolder
@@ -36,6 +36,7 @@ from cmsf.training import Training
 METRICS: dict[str, Callable[[nn.Module, Dataset, int, torch.device, int], Result]] = {
     "knn": evaluate_knn,
     "linear": evaluate_linear,
+    "retrieval": evaluate_retrieval,
 }
 
 
@@ -77,7 +78,7 @@ class Run:
     ) -> dict[str, float]:
         """Per cent by name, e.g. {"1-nn": 81.2, "20-nn": 83.0, …}; written with intervals and protocol to results/.
 
-        metric: knn, or linear (a linear layer on frozen features).
+        metric: knn, linear (a linear layer on frozen features) or retrieval (R@1, 5 and 10).
         """
         evaluate = _evaluation(metric)
         images, where = self.data(data), pick_device(device)
@@ -236,7 +237,7 @@ def _with_lasting_paths(recipe: Recipe) -> Recipe:
 
 def _evaluation(metric: str) -> Callable[[nn.Module, Dataset, int, torch.device, int], Result]:
     if metric not in METRICS:
-        raise BadInput(f"there is no evaluation {metric!r}; use {' or '.join(METRICS)}")
+        raise BadInput(f"there is no evaluation {metric!r}; use {', '.join(METRICS)}")
     return METRICS[metric]
 
 

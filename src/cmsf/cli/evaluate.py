@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cmsf.cli.parser import Parser, add_machine_flags, say_paths, set_threads, workers
+from cmsf.errors import BadInput, did_you_mean
 
 
 def add_parser(commands: Any) -> Parser:
@@ -17,11 +18,16 @@ def add_parser(commands: Any) -> Parser:
         "evaluate",
         help="how good the features of runs are",
         description="Accuracy on frozen features. knn: the paper's majority vote, k = 1 and 20, and a weighted vote. "
-        "linear: a linear layer, fitted to convergence on clean views.",
+        "linear: a linear layer, fitted to convergence on clean views. retrieval: R@1, 5 and 10.",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="run folders")
     parser.add_argument(
-        "--with", dest="metrics", metavar="METRIC", nargs="+", default=["knn"], help="knn and linear (default: knn)"
+        "--with",
+        dest="metrics",
+        metavar="METRIC",
+        nargs="+",
+        default=["knn"],
+        help="knn, linear, retrieval (default: knn)",
     )
     parser.add_argument("--data", metavar="SOURCE", help="other images than the run's own")
     parser.add_argument("--references", action="store_true", help="also raw pixels and the network before training")
@@ -31,8 +37,12 @@ def add_parser(commands: Any) -> Parser:
 
 
 def _evaluate(chosen: argparse.Namespace) -> int:
-    from cmsf.api import Run
+    from cmsf.api import METRICS, Run
 
+    unknown = [metric for metric in chosen.metrics if metric not in METRICS]
+    if unknown:
+        hint = did_you_mean(unknown[0], METRICS, f"use {', '.join(METRICS)}")
+        raise BadInput(f"there is no evaluation {unknown[0]!r}; {hint}")
     set_threads(chosen.threads)
     console = Console(highlight=False)
     runs = [Run(path) for path in chosen.runs]

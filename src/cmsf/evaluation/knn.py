@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -54,23 +54,32 @@ def classify(
 
     Equally near: the lower row. Equal votes: the lower class.
     """
-    largest = min(max(ballot.k for ballot in ballots.values()), len(train))
+    largest = max(ballot.k for ballot in ballots.values())
     classes = int(label.max()) + 1
-    everywhere = torch.ones(len(train), dtype=torch.bool, device=train.device)
-    number = torch.arange(len(train), device=train.device)
     chosen: dict[str, list[Tensor]] = {name: [] for name in ballots}
-    for part in query.split(_CHUNK):
-        nobody = Own(torch.full((len(part),), UNKNOWN, device=train.device))
-        near = nearest_vectors(part, train, everywhere, number, largest, nobody)
-        # The few votes are counted on the CPU in double precision, which not every device has.
-        similarity = (train[near] @ part[:, :, None])[:, :, 0].cpu().double()
-        theirs = label[near.cpu()]
+    for near, similarity in nearest_training_images(query, train, largest):
+        theirs = label[near]
         for name, ballot in ballots.items():
             weight = torch.exp(similarity / ballot.temperature) if ballot.temperature else torch.ones_like(similarity)
-            votes = torch.zeros(len(part), classes, dtype=torch.float64)
+            votes = torch.zeros(len(near), classes, dtype=torch.float64)
             votes.scatter_add_(1, theirs[:, : ballot.k], weight[:, : ballot.k])
             chosen[name].append(votes.argmax(1))
     return {name: torch.cat(parts) for name, parts in chosen.items()}
+
+
+def nearest_training_images(
+    query: Float[Tensor, "q f"], train: Float[Tensor, "n f"], k: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The k nearest rows of some queries at a time, and how similar they are; equally near: the lower row.
+
+    On the CPU: the few that are left are counted in double precision, which not every device has.
+    """
+    everywhere = torch.ones(len(train), dtype=torch.bool, device=train.device)
+    number = torch.arange(len(train), device=train.device)
+    for part in query.split(_CHUNK):
+        nobody = Own(torch.full((len(part),), UNKNOWN, device=train.device))
+        near = nearest_vectors(part, train, everywhere, number, min(k, len(train)), nobody)
+        yield near.cpu(), (train[near] @ part[:, :, None])[:, :, 0].cpu().double()
 
 
 def _judge(features: tuple[Tensor, Tensor], train: Split, test: Split, layer: str, size: int, origin: str) -> Result:

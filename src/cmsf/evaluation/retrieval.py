@@ -1,0 +1,41 @@
+"""Retrieval: whether the nearest training images of a test image hold one of its class."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from cmsf.data import Dataset
+from cmsf.evaluation.features import LAYER, extract, transform_name
+from cmsf.evaluation.judged import judged_splits
+from cmsf.evaluation.knn import nearest_training_images
+from cmsf.evaluation.measures import Result
+
+DEPTHS = (1, 5, 10)
+
+
+def evaluate_retrieval(
+    backbone: nn.Module, data: Dataset, size: int, device: torch.device | str, workers: int = 0
+) -> Result:
+    """R@1, R@5 and R@10 of the test images among the training images, by cosine."""
+    train, test = judged_splits(data)
+    known, asked = (extract(backbone, split, size, device, workers) for split in (train, test))
+    protocol = {
+        "measure": "R@k: the share of test images with one of their class among their k nearest training images",
+        "layer": LAYER,
+        "transform": transform_name(size),
+        "train images": len(train),
+        "test images": len(test),
+        "test split": data.test_origin,
+    }
+    return Result(recalled(asked, known, train.truth, test.truth), test.truth, protocol)
+
+
+def recalled(
+    query: Float[Tensor, "q f"], train: Float[Tensor, "n f"], label: Int[Tensor, " n"], truth: Int[Tensor, " q"]
+) -> dict[str, Bool[Tensor, " q"]]:
+    """For each depth, which queries have one of their class that near; equally near: the lower row."""
+    near = torch.cat([part for part, _ in nearest_training_images(query, train, max(DEPTHS))])
+    same = label[near] == truth[:, None]
+    return {f"R@{k}": same[:, :k].any(1) for k in DEPTHS}
