@@ -220,7 +220,7 @@ def test_several_evaluations_share_a_table_and_each_leaves_its_protocol(
         measure = result["measures"][name]["accuracy"]
         assert measure["value"] == pytest.approx(result["accuracy"][name])
         assert measure["low"] <= measure["value"] <= measure["high"]
-        assert f"{measure['value']:.2f} ({measure['low']:.1f} to {measure['high']:.1f})" in table
+        assert f"{measure['value']:.2f} ± {(measure['high'] - measure['low']) / 2:.1f}" in table
         assert (out / "results" / f"{metric}-untrained-encoder.json").exists()
 
 

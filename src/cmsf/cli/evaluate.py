@@ -59,7 +59,7 @@ def _evaluate(chosen: argparse.Namespace) -> int:
     columns = list(dict.fromkeys(column for measures in rows.values() for column in measures))
     judged = {run.result(chosen.metrics[0], chosen.data)["protocol"]["test images"] for run in runs}
     counted = f"{judged.pop()} test images" if len(judged) == 1 else "the test images"
-    table = Table(title=f"accuracy on {counted}, %, and its 95 % interval", title_justify="left")
+    table = Table(title=f"accuracy on {counted}, %, ± half of its 95 % interval", title_justify="left")
     table.add_column("")
     for column in columns:
         table.add_column(column.replace("-nn", "-NN"), justify="right")
@@ -76,4 +76,4 @@ def _cell(measures: dict[str, dict[str, float]] | None) -> str:
     if measures is None:
         return "–"
     share = measures["accuracy"]
-    return f"{share['value']:.2f} ({share['low']:.1f} to {share['high']:.1f})"
+    return f"{share['value']:.2f} ± {(share['high'] - share['low']) / 2:.1f}"
