@@ -196,7 +196,7 @@ def test_the_second_start_goes_through_no_shard(tmp_path: Path, monkeypatch: pyt
     name = _write_shards(tmp_path, 2, 3)
     first = open_shards(name)
     with monkeypatch.context() as patched:
-        patched.setattr("cmsf.data.shards._scanned", None)
+        patched.setattr("cmsf.data.shards.store.scanned", None)
         again = open_shards(name)
     assert (again.train.names, list(again.train.images.paths)) == (first.train.names, list(first.train.images.paths))
     assert _reds(again.train.images) == [0, 1, 2, 3, 4, 5]
