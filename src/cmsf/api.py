@@ -25,7 +25,7 @@ from cmsf.data import (
     load as load_images,
 )
 from cmsf.environment import describe_environment
-from cmsf.errors import BadInput
+from cmsf.errors import BadInput, did_you_mean
 from cmsf.evaluation import Result, evaluate_knn, evaluate_linear, evaluate_pixels, evaluate_retrieval
 from cmsf.recipe import AUTO, Recipe
 from cmsf.recipes import METHODS, find
@@ -80,7 +80,7 @@ class Run:
 
         metric: knn, linear (a linear layer on frozen features) or retrieval (R@1, 5 and 10).
         """
-        evaluate = _evaluation(metric)
+        evaluate = evaluation(metric)
         images, where = self.data(data), pick_device(device)
         result = evaluate(self.backbone(where), images, self.recipe.size, where, _workers(workers))
         weights = hashlib.sha256(self.folder.backbone_file.read_bytes()).hexdigest()
@@ -95,7 +95,7 @@ class Run:
         workers: int | None = None,
     ) -> dict[str, dict[str, float]]:
         """The same of the network before training and, for knn, of raw pixels: what learning has to beat."""
-        evaluate = _evaluation(metric)
+        evaluate = evaluation(metric)
         images, where = self.data(data), pick_device(device)
         untrained = make_encoders(self.recipe).online.backbone.to(where)
         results: dict[str, Result] = {}
@@ -235,9 +235,10 @@ def _with_lasting_paths(recipe: Recipe) -> Recipe:
     return replace(recipe, coarse_labels=str(Path(recipe.coarse_labels).expanduser().absolute()))
 
 
-def _evaluation(metric: str) -> Callable[[nn.Module, Dataset, int, torch.device, int], Result]:
+def evaluation(metric: str) -> Callable[[nn.Module, Dataset, int, torch.device, int], Result]:
     if metric not in METRICS:
-        raise BadInput(f"there is no evaluation {metric!r}; use {', '.join(METRICS)}")
+        hint = did_you_mean(metric, METRICS, f"use {', '.join(METRICS)}")
+        raise BadInput(f"there is no evaluation {metric!r}; {hint}")
     return METRICS[metric]
 
 

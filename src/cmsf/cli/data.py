@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from cmsf.cli.parser import Parser, say_paths
+from cmsf.cli.parser import SOURCE, Parser, say_paths
 from cmsf.errors import BadInput
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ def add_parser(commands: Any) -> Parser:
         "source",
         metavar="SOURCE",
         nargs="?",
-        help="a folder of images, a .csv or .parquet list, an .npz, torchvision:NAME, hf:NAME or wds:SHARDS; "
-        "without it, the embedded sample",
+        help=f"{SOURCE}; without it, the embedded sample",
     )
     parser.add_argument("--out", metavar="PNG", help="the contact sheet (default: the source's name, in this folder)")
     parser.set_defaults(command=_data)

@@ -10,7 +10,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from cmsf.cli.parser import Parser, add_machine_flags, say_paths, set_threads, workers
-from cmsf.errors import BadInput, did_you_mean
 
 
 def add_parser(commands: Any) -> Parser:
@@ -37,12 +36,10 @@ def add_parser(commands: Any) -> Parser:
 
 
 def _evaluate(chosen: argparse.Namespace) -> int:
-    from cmsf.api import METRICS, Run
+    from cmsf.api import Run, evaluation
 
-    unknown = [metric for metric in chosen.metrics if metric not in METRICS]
-    if unknown:
-        hint = did_you_mean(unknown[0], METRICS, f"use {', '.join(METRICS)}")
-        raise BadInput(f"there is no evaluation {unknown[0]!r}; {hint}")
+    for metric in chosen.metrics:
+        evaluation(metric)  # a mistake is refused before anything is computed
     set_threads(chosen.threads)
     console = Console(highlight=False)
     runs = [Run(path) for path in chosen.runs]

@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 
 from cmsf.errors import BadInput
 
+SOURCE = "a folder of images, a .csv or .parquet list, an .npz, torchvision:NAME, hf:NAME or wds:SHARDS"
+
 
 class Parser(argparse.ArgumentParser):
     """Mistakes are BadInput like any other, with the nearest name where there is one."""

@@ -7,7 +7,7 @@ import sys
 from dataclasses import fields
 from typing import Any
 
-from cmsf.cli.parser import Parser, add_machine_flags, say_paths, set_threads, workers
+from cmsf.cli.parser import SOURCE, Parser, add_machine_flags, say_paths, set_threads, workers
 from cmsf.recipe import Recipe, parse, placeholder
 from cmsf.recipes import METHODS, SCALES, check_name
 
@@ -27,8 +27,7 @@ def add_parser(commands: Any) -> Parser:
     parser.add_argument(
         "--data",
         metavar="SOURCE",
-        help="a folder of images (class folders or not), a .csv or .parquet list, an .npz, torchvision:NAME, hf:NAME, "
-        "wds:SHARDS; without it, the embedded sample",
+        help=f"{SOURCE}; without it, the embedded sample",
     )
     parser.add_argument(
         "--labels",
