@@ -1,0 +1,91 @@
+"""The transfer protocol's search for the settings that do best on the validation images."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from optuna.study import Study
+from optuna.trial import TrialState
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from cmsf.errors import BadInput
+from cmsf.evaluation.transfer.lbfgs import Settings
+from cmsf.evaluation.transfer.quiet import quietly
+from cmsf.evaluation.transfer.storage import fail_left_over, opened
+from cmsf.evaluation.transfer.study import begin, counts, finished, work
+from cmsf.evaluation.transfer.trial import Problem
+from cmsf.evaluation.transfer.workers import work_in_parallel
+
+__all__ = ["Found", "Problem", "Settings", "search"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best settings of those that were fitted to their end, their validation measure in per cent, how many trials
+    were complete, pruned and failed, and how long this call took."""
+
+    best: Settings
+    value: float
+    trials: dict[str, int]
+    seconds: float
+
+
+def search(
+    problem: Problem, name: str, trials: int, storage: Path | str, processes: int, seed: int, prune: bool = True
+) -> Found:
+    """Maximise the validation measure over iterations 1 … 1000, learning rate 1e-6 … 1, weight decay 1e-9 … 1, by TPE.
+
+    Goes on with what `storage` (a journal file, or a database's URL) has under this name until `trials` are finished,
+    complete or pruned; several machines may share a database. In one process, the same seed gives the same search.
+    """
+    if trials < 1:
+        raise BadInput(f"a search needs at least 1 trial, not {trials}")
+    begun = time.monotonic()
+    with quietly(), opened(storage) as kept:
+        study = begin(kept, name, problem, seed, prune)
+        if isinstance(storage, Path):
+            fail_left_over(study)
+        with _bar(study, trials) as look:
+            if finished(study) >= trials:
+                pass
+            elif processes <= 1:
+                work(study, problem, trials, look)
+            else:
+                work_in_parallel(problem, name, storage, trials, processes, seed, prune, look)
+        best, number = study.best_trial, counts(study)
+    return Found(
+        Settings(**best.params),
+        study.best_value,
+        {"complete": number["complete"], "pruned": number["pruned"], "failed": number["fail"]},
+        time.monotonic() - begun,
+    )
+
+
+@contextmanager
+def _bar(study: Study, trials: int) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal; the function yielded brings it up to date."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[best]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(f"searching, {study.study_name}", total=trials, best="")
+
+        def look() -> None:
+            if progress.disable:
+                return
+            values = [trial.value for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))]
+            known = [value for value in values if value is not None]
+            progress.update(task, completed=finished(study), best=f"best {max(known):.2f} %" if known else "")
+
+        look()
+        yield look

@@ -1,0 +1,144 @@
+"""The search as an Optuna study: what it draws, what it gives up early, and when it has enough."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.pruners import BasePruner, NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import BaseSampler, TPESampler
+from optuna.storages import BaseStorage, fail_stale_trials
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from cmsf.errors import BadInput
+from cmsf.evaluation.transfer.trial import Problem, draw, run, rungs
+
+_FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
+_SURPLUS = "surplus"
+_LOOK_AGAIN = 0.5
+
+
+def pruner(prune: bool) -> BasePruner:
+    return SuccessiveHalvingPruner(min_resource=4, reduction_factor=2) if prune else NopPruner()
+
+
+def begin(storage: BaseStorage, name: str, problem: Problem, seed: int, prune: bool) -> Study:
+    """The study of this name, new or as far as it has come."""
+    study = optuna.create_study(
+        storage=storage,
+        study_name=name,
+        direction="maximize",
+        load_if_exists=True,
+        sampler=SeededByTrial(seed),
+        pruner=pruner(prune),
+    )
+    known, mine = study.user_attrs.get("problem"), _outline(problem)
+    if known is None:
+        study.set_user_attr("problem", mine)
+    elif known != mine:
+        raise BadInput(f"the search {name} was begun on other images ({known}, now {mine}); choose another storage")
+    return study
+
+
+def work(study: Study, problem: Problem, trials: int, look: Callable[[], None] = lambda: None) -> None:
+    """Run trials until the study has enough, whoever else takes part in it."""
+    objective = Objective(problem, trials)
+    while _wanted(study, trials):
+        study.optimize(objective, n_trials=1, catch=(_Surplus,))
+        look()
+
+
+def counts(study: Study) -> Counter[str]:
+    """Trials by state; those that nobody needed are not counted."""
+    trials = study.get_trials(deepcopy=False)
+    return Counter(trial.state.name.lower() for trial in trials if _SURPLUS not in trial.user_attrs)
+
+
+def finished(study: Study) -> int:
+    found = counts(study)
+    return sum(found[state.name.lower()] for state in _FINISHED)
+
+
+class _Surplus(Exception):
+    """Two processes began the last trial at once, and this one is not needed."""
+
+
+class Objective:
+    def __init__(self, problem: Problem, trials: int) -> None:
+        self._problem, self._trials = problem, trials
+
+    def __call__(self, trial: Trial) -> float:
+        self._make_sure_of_need(trial)
+        settings = draw(trial)
+        reached = 0
+
+        def report(iteration: int, value: float) -> None:
+            nonlocal reached
+            reached = iteration
+            trial.report(value, iteration)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+
+        value = run(self._problem, settings, report)
+        for rung in rungs(settings.iterations):
+            if rung > reached:  # it has converged before, and others are still compared with it there
+                trial.report(value, rung)
+        return value
+
+    def _make_sure_of_need(self, trial: Trial) -> None:
+        """Numbers are given by the storage, one at a time: of too many, the highest go."""
+        live = trial.study.get_trials(deepcopy=False, states=(*_FINISHED, TrialState.RUNNING))
+        if sum(other.number < trial.number for other in live) >= self._trials:
+            trial.set_user_attr(_SURPLUS, True)
+            raise _Surplus
+
+
+class SeededByTrial(BaseSampler):
+    """TPE with a seed for each trial, made of the search's seed and the trial's number: no two processes or machines
+    draw the same, and a search that was interrupted goes on as if it had not been."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._tpe = TPESampler(seed=seed)
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        own = np.random.SeedSequence([self._seed, trial.number]).generate_state(1)
+        # Trials that others are running count as bad ones, lest all processes try the same spot.
+        self._tpe = TPESampler(seed=int(own[0]), constant_liar=True)
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return self._tpe.infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        return self._tpe.sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        return self._tpe.sample_independent(study, trial, param_name, param_distribution)
+
+
+def _wanted(study: Study, trials: int) -> bool:
+    """Whether another trial is needed; while the last ones run elsewhere, wait for how they end."""
+    while finished(study) < trials:
+        if finished(study) + counts(study)["running"] < trials:
+            return True
+        time.sleep(_LOOK_AGAIN)
+        fail_stale_trials(study)
+    return False
+
+
+def _outline(problem: Problem) -> str:
+    """Enough to tell another data set; not the features, whose last bits differ between machines."""
+    labels = zlib.crc32(problem.val_label.numpy().tobytes(), zlib.crc32(problem.train_label.numpy().tobytes()))
+    images = f"{len(problem.train)} + {len(problem.val)} images, {problem.train.shape[1]} features"
+    return f"{images}, {problem.classes} classes, labels {labels:08x}"
