@@ -224,6 +224,42 @@ def test_several_evaluations_share_a_table_and_each_leaves_its_protocol(
         assert (out / "results" / f"{metric}-untrained-encoder.json").exists()
 
 
+def test_runs_may_stand_after_the_evaluations_and_the_table_be_markdown(
+    bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "cmsf-self", "--data", str(bars), "--out", str(out), *FAST]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "--threads", "1", "--format", "markdown", "--with", "knn", "few-labels", str(out)]) == 0
+    table = capsys.readouterr().out
+    assert "| trained encoder |" in table
+    assert all(words in table for words in ("20-NN", "1 % linear", "10 % tuned"))
+    result = json.loads((out / "results" / "few-labels.json").read_text())
+    assert result["protocol"]["train images"] == {"1 %": 4, "10 %": 15}
+    assert "there is no evaluation 'nothing'" in refusal(capsys, "evaluate", "--with", "knn", "nothing", out)
+    assert "RUN" in refusal(capsys, "evaluate", "--with", "knn")
+    assert "--trials 0" in refusal(capsys, "evaluate", out, "--with", "transfer", "--trials", "0")
+    assert "cannot read" in refusal(capsys, "evaluate", out, "--with", "transfer", "--suite", tmp_path / "no.yaml")
+
+
+def test_transfer_from_a_suite_leaves_its_journal_and_goes_on_from_it(
+    bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "cmsf-self", "--data", str(bars), "--out", str(out), *FAST]) == 0
+    suite = tmp_path / "suite.yaml"
+    suite.write_text(f"bars: {bars}\n")
+    arguments = ["evaluate", str(out), "--with", "transfer", "--suite", str(suite), "--workers", "1"]
+    assert main([*arguments, "--trials", "3"]) == 0
+    first = json.loads((out / "results" / "transfer.json").read_text())
+    assert main([*arguments, "--trials", "5"]) == 0
+    second = json.loads((out / "results" / "transfer.json").read_text())
+    assert "bars" in capsys.readouterr().out
+    counts = [sum(one["protocol"]["data sets"]["bars"]["trials"].values()) for one in (first, second)]
+    assert counts == [3, 5]
+    assert len(list((out / "results" / "transfer").glob("bars-*.journal"))) == 1
+
+
 def test_a_folder_in_the_place_of_a_recipe_is_understood(
     bars: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

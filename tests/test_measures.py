@@ -5,7 +5,7 @@ from math import sqrt
 import pytest
 import torch
 
-from cmsf.evaluation.measures import hits, mean_per_class, share
+from cmsf.evaluation.measures import Judged, MeanOf, hits, mean_per_class, share
 
 
 def test_the_share_is_counted_and_its_interval_is_the_binomials() -> None:
@@ -54,3 +54,18 @@ def test_top_k_counts_who_is_above_and_ties_go_to_the_lower_class() -> None:
     assert hits(scores, torch.tensor([2, 1, 0]), 1).tolist() == [False, False, True]
     assert hits(scores, torch.tensor([2, 1, 2]), 2).tolist() == [True, True, False]
     assert hits(scores, torch.tensor([0, 2, 2]), 3).all()
+
+
+def test_a_mean_of_sets_has_the_interval_of_independent_sets() -> None:
+    """Half of each interval in quadrature, over the number of sets; each set by the measure that it is quoted by."""
+    truth = torch.tensor([0] * 60 + [1] * 20)
+    right = torch.arange(80) % 3 > 0
+    first, second = Judged(right, truth), Judged(~right, truth, per_class=True)
+    report = MeanOf([first, second]).report()
+    mean = report[report["quoted"]]
+    one, two = first.report()["accuracy"], second.report()["mean per class"]
+    assert mean["value"] == pytest.approx((one["value"] + two["value"]) / 2)
+    halves = [(each["high"] - each["low"]) / 2 for each in (one, two)]
+    assert (mean["high"] - mean["low"]) / 2 == pytest.approx((halves[0] ** 2 + halves[1] ** 2) ** 0.5 / 2)
+    assert second.figure == pytest.approx(two["value"])
+    assert second.figure != pytest.approx(Judged(~right, truth).figure)

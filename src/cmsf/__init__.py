@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cmsf.api import Run, load, train
+    from cmsf.api import load, train
     from cmsf.bank import EmbeddingCache, MemoryBank
     from cmsf.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
     from cmsf.errors import BadInput
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from cmsf.objectives import constrained_mean_shift
     from cmsf.recipe import Recipe
     from cmsf.rows import UNKNOWN, Rows
+    from cmsf.run import Run
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "cmsf.api": ("Run", "load", "train"),
+    "cmsf.api": ("load", "train"),
+    "cmsf.run": ("Run",),
     "cmsf.bank": ("EmbeddingCache", "MemoryBank"),
     "cmsf.constraints": ("Constraint", "NearCompanion", "SameLabel", "Unconstrained"),
     "cmsf.errors": ("BadInput",),

@@ -68,6 +68,15 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @property
+    def results(self) -> Path:
+        return self.path / "results"
+
+    @property
+    def features(self) -> Path:
+        """What evaluations have computed once; it may be removed at any time."""
+        return self.path / "features"
+
+    @property
     def neighbours_picture(self) -> Path:
         return self.path / "neighbours.png"
 

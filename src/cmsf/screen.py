@@ -17,6 +17,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from cmsf.progress import terminal_taken
+
 
 class Screen:
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
@@ -42,7 +44,7 @@ class Screen:
             TimeRemainingColumn(),
             TextColumn("{task.fields[now]}"),
         )
-        with Progress(*columns, console=self.console) as self._progress:
+        with terminal_taken(), Progress(*columns, console=self.console) as self._progress:
             self._task = self._progress.add_task("training", total=total, completed=done, now="")
             yield
         self._progress = None

@@ -17,7 +17,7 @@ from cmsf.analysis.gallery import draw_neighbours
 from cmsf.analysis.neighbourhood import Neighbourhood, inspect
 from cmsf.data import Dataset, feed
 from cmsf.errors import BadInput
-from cmsf.evaluation import can_judge, evaluate_knn
+from cmsf.evaluation import Extractor, can_judge, evaluate_knn
 from cmsf.learner import Learner
 from cmsf.metrics import EpochTotals, MetricsLog, step_line
 from cmsf.objectives import Outcome
@@ -144,7 +144,8 @@ class Training:
         line["images_per_second"] = self.since_epoch.images_per_second(self.step, self.recipe.batch_size)
         every = self.recipe.evaluate_every
         if can_judge(self.data) and (done == self.recipe.epochs or (every and done % every == 0)):
-            line |= evaluate_knn(self.backbone, self.data, self.recipe.size, self.device, self.workers).accuracy
+            features = Extractor(self.backbone, self.recipe.size, self.device, self.workers)
+            line |= evaluate_knn(features, self.data).accuracy
         self.log.write("epoch", self.step, line)
         self.screen.epoch(line)
         self.totals = EpochTotals()

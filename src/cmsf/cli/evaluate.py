@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from cmsf.cli.comparison import Comparison
+from cmsf.cli.parser import Parser, add_machine_flags, say_paths, set_threads, whole, workers
+from cmsf.errors import BadInput
 
-from cmsf.cli.parser import Parser, add_machine_flags, say_paths, set_threads, workers
+_MOST_TRIALS = 10**6
 
 
 def add_parser(commands: Any) -> Parser:
@@ -17,60 +18,84 @@ def add_parser(commands: Any) -> Parser:
         "evaluate",
         help="how good the features of runs are",
         description="Accuracy on frozen features. knn: the paper's majority vote, k = 1 and 20, and a weighted vote. "
-        "linear: a linear layer, fitted to convergence on clean views. retrieval: R@1, 5 and 10.",
+        "linear: a linear layer, fitted to convergence on clean views. linear-sgd: the paper's, 40 epochs of SGD on "
+        "random views, and the same on clean ones. few-labels: a linear layer and the whole network fine-tuned, with "
+        "1 %% and 10 %% of the labels. transfer: a linear layer on other data sets, its settings searched for. "
+        "retrieval: R@1, 5 and 10.",
     )
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="run folders")
+    parser.add_argument("runs", metavar="RUN", nargs="*", help="run folders")
     parser.add_argument(
         "--with",
         dest="metrics",
         metavar="METRIC",
         nargs="+",
         default=["knn"],
-        help="knn, linear, retrieval (default: knn)",
+        help="knn, linear, linear-sgd, few-labels, transfer, retrieval (default: knn)",
     )
     parser.add_argument("--data", metavar="SOURCE", help="other images than the run's own")
     parser.add_argument("--references", action="store_true", help="also raw pixels and the network before training")
+    parser.add_argument(
+        "--few", metavar="LIST", nargs="+", help="few-labels: lists of path and label instead of seeded shares"
+    )
+    parser.add_argument(
+        "--suite",
+        metavar="FILE",
+        help="transfer: a YAML of data sets, a line each, as birds: photos/birds (default: those of the paper's ten "
+        "that torchvision's folder has)",
+    )
+    parser.add_argument(
+        "--trials", metavar="N", default="200", help="transfer: settings to try a data set (default: 200)"
+    )
+    parser.add_argument(
+        "--storage",
+        metavar="URL",
+        help="transfer: Optuna's storage, which several machines may share (default: a journal in the run folder)",
+    )
+    parser.add_argument("--ray", action="store_true", help="transfer: search with Ray Tune (extra [ray])")
+    parser.add_argument("--format", choices=("table", "markdown", "latex"), default="table", help="of what is printed")
     add_machine_flags(parser)
     parser.set_defaults(command=_evaluate)
     return parser
 
 
 def _evaluate(chosen: argparse.Namespace) -> int:
-    from cmsf.api import Run, evaluation
+    from cmsf.run import METRICS, Run, check_metric
 
-    for metric in chosen.metrics:
-        evaluation(metric)  # a mistake is refused before anything is computed
+    # `--with knn linear RUN` reads as well as `RUN --with knn linear`, and leaves the run among the metrics.
+    metrics = [name for name in chosen.metrics if name in METRICS or not Path(name).expanduser().is_dir()]
+    paths = [*chosen.runs, *(name for name in chosen.metrics if name not in metrics)]
+    for metric in metrics:
+        check_metric(metric)  # a mistake is refused before anything is computed
+    if not paths:
+        raise BadInput("the following arguments are required: RUN; see cmsf evaluate --help")
+    options: dict[str, dict[str, Any]] = {
+        "few-labels": {"lists": chosen.few or ()},
+        "transfer": {
+            "suite": chosen.suite,
+            "trials": whole("--trials", chosen.trials, 1, _MOST_TRIALS, "the paper has 200"),
+            "storage": chosen.storage,
+            "ray": chosen.ray,
+        },
+    }
     set_threads(chosen.threads)
-    console = Console(highlight=False)
-    runs = [Run(path) for path in chosen.runs]
-    rows: dict[str, dict[str, Any]] = {}
+    runs = [Run(path) for path in paths]
     machine = (chosen.data, chosen.device, workers(chosen.workers))
-    with Console(stderr=True).status("evaluating"):
-        for metric in chosen.metrics:
-            for name in runs[0].references(metric, *machine) if chosen.references else ():
-                rows.setdefault(name, {}).update(runs[0].result(metric, chosen.data, name)["measures"])
-            for run in runs:
-                label = "trained encoder" if len(runs) == 1 else str(run.path)
-                run.evaluate(metric, *machine)
-                rows.setdefault(label, {}).update(run.result(metric, chosen.data)["measures"])
-    columns = list(dict.fromkeys(column for measures in rows.values() for column in measures))
-    judged = {run.result(chosen.metrics[0], chosen.data)["protocol"]["test images"] for run in runs}
-    counted = f"{judged.pop()} test images" if len(judged) == 1 else "the test images"
-    table = Table(title=f"accuracy on {counted}, %, ± half of its 95 % interval", title_justify="left")
-    table.add_column("")
-    for column in columns:
-        table.add_column(column.replace("-nn", "-NN"), justify="right")
-    for name, measures in rows.items():
-        table.add_row(escape(name), *(_cell(measures.get(column)) for column in columns))
-    console.print(table)
-    for run in runs:
-        files = {f"{metric} protocol": run.result_file(metric, chosen.data) for metric in chosen.metrics}
+    comparison, judged = Comparison(), set()
+    for number, run in enumerate(runs):
+        label = "trained encoder" if len(runs) == 1 else str(run.path)
+        for metric in metrics:
+            asked = options.get(metric, {})
+            for name in run.references(metric, *machine, **asked) if chosen.references and number == 0 else ():
+                comparison.add(name, run.result(metric, chosen.data, name)["measures"])
+            run.evaluate(metric, *machine, **asked)
+            result = run.result(metric, chosen.data)
+            comparison.add(label, result["measures"])
+            judged.add(result["protocol"].get("test images"))
+        run.forget_images()
+    counted = f"{judged.pop()} test images" if len(judged) == 1 and None not in judged else "the test images"
+    comparison.title = f"accuracy on {counted}, %, ± half of its 95 % interval"
+    comparison.show(chosen.format)
+    for run in runs if chosen.format == "table" else ():
+        files = {f"{metric} protocol": run.result_file(metric, chosen.data) for metric in metrics}
         say_paths(files | {"open": run.folder.neighbours_picture})
     return 0
-
-
-def _cell(measures: dict[str, dict[str, float]] | None) -> str:
-    if measures is None:
-        return "–"
-    share = measures["accuracy"]
-    return f"{share['value']:.2f} ± {(share['high'] - share['low']) / 2:.1f}"

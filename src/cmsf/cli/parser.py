@@ -10,6 +10,9 @@ from cmsf.errors import BadInput
 SOURCE = "a folder of images, a .csv or .parquet list, an .npz, torchvision:NAME, hf:NAME or wds:SHARDS"
 
 
+_MOST = 1024
+
+
 class Parser(argparse.ArgumentParser):
     """Mistakes are BadInput like any other, with the nearest name where there is one."""
 
@@ -39,16 +42,16 @@ def set_threads(text: str | None) -> None:
     from cmsf.data import available_cores
 
     available = available_cores()
-    torch.set_num_threads(_whole("--threads", text, 1, f"here at best {available}") or available)
+    torch.set_num_threads(whole("--threads", text, 1, _MOST, f"here at best {available}") or available)
 
 
 def workers(text: str | None) -> int | None:
-    return _whole("--workers", text, 0, "0 decodes in the process that trains")
+    return whole("--workers", text, 0, _MOST, "0 decodes in the process that trains")
 
 
-def _whole(flag: str, text: str | None, least: int, hint: str) -> int | None:
-    if text is not None and (not text.isdecimal() or not least <= int(text) <= 1024):
-        raise BadInput(f"{flag} {text} will not do; it takes a whole number to 1024, {hint}")
+def whole(flag: str, text: str | None, least: int, most: int, hint: str) -> int | None:
+    if text is not None and (not text.isdecimal() or not least <= int(text) <= most):
+        raise BadInput(f"{flag} {text} will not do; it takes a whole number to {most}, {hint}")
     return None if text is None else int(text)
 
 

@@ -3,7 +3,7 @@
 from cmsf.data.dataset import Dataset, Split
 from cmsf.data.feeding import available_cores, default_workers, feed
 from cmsf.data.images import Images, Unreadable
-from cmsf.data.loading import load
+from cmsf.data.loading import arrange, load
 from cmsf.data.source import Source
 from cmsf.data.sources import SAMPLE, Request, open_source
 
@@ -15,6 +15,7 @@ __all__ = [
     "Source",
     "Split",
     "Unreadable",
+    "arrange",
     "available_cores",
     "default_workers",
     "feed",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import sha256
 
 from jaxtyping import Int
 from torch import Tensor
@@ -50,6 +51,20 @@ class Split:
     def order(self, seed: int, epoch: int) -> Int[Tensor, " n"]:
         """In what order an epoch goes through the images."""
         return epoch_order(self.pictures.blocks if isinstance(self.pictures, Images) else None, len(self), seed, epoch)
+
+    def fingerprint(self) -> str | None:
+        """A hash of the pixels in memory, or of what is known of images that are not; None where nothing is."""
+        pictures, found = self.pictures, sha256()
+        for i in range(len(self)):
+            if isinstance(pictures, Images):
+                mark = pictures.mark(i)
+                if mark is None:
+                    return None
+                found.update(sha256(mark).digest())
+            else:
+                found.update(repr(tuple(pictures[i].shape)).encode())
+                found.update(pictures[i].contiguous().numpy().data)
+        return found.hexdigest()
 
     @property
     def judged(self) -> Int[Tensor, " m"]:

@@ -77,6 +77,10 @@ class Images(ABC):
     def part(self, index: Int[Tensor, " m"]) -> Images:
         return Chosen(self, index.tolist())
 
+    def mark(self, i: int) -> bytes | None:
+        """What changes when the image does, told without decoding it; None where nothing does."""
+        return None
+
 
 class Chosen(Images):
     """Some of other images."""
@@ -92,6 +96,9 @@ class Chosen(Images):
     def part(self, index: Int[Tensor, " m"]) -> Images:
         return Chosen(self.images, [self.chosen[i] for i in index.tolist()])
 
+    def mark(self, i: int) -> bytes | None:
+        return self.images.mark(self.chosen[i])
+
 
 class Files(Images):
     """Image files below a folder."""
@@ -101,6 +108,14 @@ class Files(Images):
 
     def open(self, i: int) -> Image.Image:
         return Image.open(self.root / self.paths[i])
+
+    def mark(self, i: int) -> bytes | None:
+        file = (self.root / self.paths[i]).absolute()
+        try:
+            state = file.stat()
+        except OSError:  # whoever opens it says why
+            return None
+        return f"{file} {state.st_size} {state.st_mtime_ns}".encode()
 
 
 class Arrays(Images):
@@ -115,6 +130,9 @@ class Arrays(Images):
 
     def part(self, index: Int[Tensor, " m"]) -> Images:
         return Arrays(self.pictures[index], [self.paths[i] for i in index.tolist()])
+
+    def mark(self, i: int) -> bytes | None:
+        return self.pictures[i].numpy().tobytes()
 
 
 def _reason(error: Exception) -> str:

@@ -43,10 +43,17 @@ def load(
 ) -> Dataset:
     """Images to train on at `size`, and to test on, with labels as the recipe and a list of labels say.
 
+    known_broken: splits and paths found unreadable before, so that files need not be checked again.
+    """
+    return _read(arrange(source, recipe, labels=labels, val=val), recipe, size, known_broken)
+
+
+def arrange(source: Source, recipe: Recipe, *, labels: Path | None = None, val: Source | None = None) -> Dataset:
+    """Splits and labels, nothing decoded yet.
+
     labels: a list that replaces the source's own, which then are the truth, for evaluation and analysis alone. A
     source without labels of its own takes the list's as the truth too.
     val: a source to test on, instead of a split of the source or a tenth of its labelled images.
-    known_broken: splits and paths found unreadable before, so that files need not be checked again.
     """
     notes = list(source.notes)
     train, test, origin = _train_and_test(source, val, notes)
@@ -83,8 +90,7 @@ def load(
         replaced, known = int((label.number != clean.number).sum()), int(clean.known.sum())
         notes.append(f"{replaced} of {known} labels were replaced by noise ({100 * replaced / max(1, known):.2f} %)")
     everything = replace(everything, label=label.number)
-    dataset = Dataset(source.name, classes, label.names, everything, held_out, origin, tuple(notes))
-    return _read(dataset, recipe, size, known_broken)
+    return Dataset(source.name, classes, label.names, everything, held_out, origin, tuple(notes))
 
 
 def hold_out(everything: Split, seed: int) -> tuple[Split, Split | None, str]:

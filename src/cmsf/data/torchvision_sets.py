@@ -58,6 +58,17 @@ def open_torchvision(rest: str) -> Source:
     return Source(name, parts, classes, notes)
 
 
+def is_on_disk(rest: str) -> bool:
+    """Whether NAME or NAME@FOLDER can be opened without a download."""
+    name, _, folder = rest.partition("@")
+    wanted = _Set(name, Path(folder).expanduser() if folder else default_root())
+    if wanted.root.is_dir():  # some would make it
+        with suppress(Exception):  # missing and damaged files make sixty loaders raise what they like
+            wanted.make()
+            return True
+    return False
+
+
 def default_root() -> Path:
     """Where sets are kept unless a folder is given."""
     return Path(os.environ.get("CMSF_DATA") or "~/.cache/cmsf").expanduser() / "torchvision"

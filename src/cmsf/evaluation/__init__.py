@@ -1,9 +1,25 @@
 """How good frozen features are. Nothing here knows how they were learned."""
 
+from cmsf.evaluation.features import Extractor
+from cmsf.evaluation.few_labels import Few, evaluate_few_labels, listed, seeded_shares
 from cmsf.evaluation.judged import can_judge
 from cmsf.evaluation.knn import evaluate_knn, evaluate_pixels
 from cmsf.evaluation.linear import evaluate_linear
+from cmsf.evaluation.linear_sgd import evaluate_linear_sgd
 from cmsf.evaluation.measures import Result
 from cmsf.evaluation.retrieval import evaluate_retrieval
 
-__all__ = ["Result", "can_judge", "evaluate_knn", "evaluate_linear", "evaluate_pixels", "evaluate_retrieval"]
+__all__ = [
+    "Extractor",
+    "Few",
+    "Result",
+    "can_judge",
+    "evaluate_few_labels",
+    "evaluate_knn",
+    "evaluate_linear",
+    "evaluate_linear_sgd",
+    "evaluate_pixels",
+    "evaluate_retrieval",
+    "listed",
+    "seeded_shares",
+]

@@ -2,42 +2,89 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from cmsf.data import Split, feed
+from cmsf.files import atomically
+from cmsf.progress import shown
 from cmsf.views import CentreCrop, normalise
 
 LAYER = "pooled backbone features, L2-normalised"
 _BATCH = 256
+_FORMAT = 1
 
 
-def extract(
-    backbone: nn.Module, split: Split, size: int, device: torch.device | str = "cpu", workers: int = 0
-) -> Float[Tensor, "n f"]:
-    """L2-normalised features of every image, in eval mode; the network is handed back in the mode it came in.
+class Extractor:
+    """L2-normalised features of a network's clean views; with a folder to keep them in, each is computed once.
 
-    The batches are the same whoever asks, so a number shown in training is the number computed afterwards.
+    What is kept is found by a hash of all that it depends on: the network and its weights, the images, the transform,
+    the kind of device. It carries a hash of its own, so that a damaged file is computed again and not believed.
     """
-    return torch.cat(list(feature_batches(backbone, split, size, device, workers)))
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        size: int,
+        device: torch.device | str = "cpu",
+        workers: int = 0,
+        kept: Path | None = None,
+    ) -> None:
+        self.backbone, self.size, self.device, self.workers, self.kept = backbone, size, device, workers, kept
+        self.network = "" if kept is None else _hash_of(backbone)
+
+    def __call__(self, split: Split) -> Float[Tensor, "n f"]:
+        fingerprint = None if self.kept is None else split.fingerprint()
+        if self.kept is None or fingerprint is None:
+            return self._extract(split)
+        about = [_FORMAT, self.network, fingerprint, transform_name(self.size), LAYER, torch.device(self.device).type]
+        file = self.kept / f"{sha256(json.dumps(about).encode()).hexdigest()[:32]}.safetensors"
+        features = _read(file)
+        if features is None:
+            features = self._extract(split)
+            _write(file, features.cpu())
+        return features.to(self.device)
+
+    @property
+    def transform(self) -> str:
+        return transform_name(self.size)
+
+    def _extract(self, split: Split) -> Float[Tensor, "n f"]:
+        batches = feature_batches(self.backbone, split, self.size, self.device, self.workers)
+        return torch.cat(list(shown(batches, "features", -(-len(split) // _BATCH))))
 
 
 def feature_batches(
     backbone: nn.Module, split: Split, size: int, device: torch.device | str = "cpu", workers: int = 0
 ) -> Iterator[Tensor]:
-    """The same, batch by batch."""
-    training = backbone.training
-    backbone.eval()
-    try:
-        for views in _clean_views(split, size, device, workers):
+    """Features, batch by batch.
+
+    The batches are the same whoever asks, so a number shown in training is the number computed afterwards.
+    """
+    with in_eval_mode(backbone):
+        for views in clean_views(split, size, device, workers):
             with torch.no_grad():
                 yield normalize(backbone(views).float(), dim=1)
+
+
+@contextmanager
+def in_eval_mode(network: nn.Module) -> Iterator[nn.Module]:
+    """The network is handed back in the mode it came in."""
+    training = network.training
+    try:
+        yield network.eval()
     finally:
-        backbone.train(training)
+        network.train(training)
 
 
 def raw_pixels(split: Split, size: int, workers: int = 0) -> Float[Tensor, "n f"]:
@@ -47,7 +94,7 @@ def raw_pixels(split: Split, size: int, workers: int = 0) -> Float[Tensor, "n f"
 
 def pixel_batches(split: Split, size: int, workers: int = 0) -> Iterator[Tensor]:
     """The same, batch by batch."""
-    for views in _clean_views(split, size, "cpu", workers):
+    for views in clean_views(split, size, "cpu", workers):
         yield normalize(views.flatten(1), dim=1)
 
 
@@ -55,8 +102,38 @@ def transform_name(size: int) -> str:
     return f"resize {round(size * 256 / 224)}, centre crop {size}; images with no side above {size} px whole"
 
 
-def _clean_views(split: Split, size: int, device: torch.device | str, workers: int) -> Iterator[Tensor]:
+def clean_views(split: Split, size: int, device: torch.device | str, workers: int) -> Iterator[Tensor]:
     crop = CentreCrop(size)
     plan = ((0, index) for index in torch.arange(len(split)).split(_BATCH))
     for batch in feed(split, plan, {0: crop}, seed=0, device=device, workers=workers):
         yield normalise(batch.crop(crop, 0))
+
+
+def _hash_of(network: nn.Module) -> str:
+    """Of its structure and its weights."""
+    found = sha256(repr(network).encode())
+    for name, value in network.state_dict().items():
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        found.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def _read(file: Path) -> Float[Tensor, "n f"] | None:
+    """What was kept, or nothing where nothing was, or where it is not what was written."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            features: Tensor = opened.get_tensor("features")
+            written = (opened.metadata() or {}).get("sha256")
+    except (OSError, SafetensorError):
+        return None
+    return features if _digest(features) == written else None
+
+
+def _write(file: Path, features: Float[Tensor, "n f"]) -> None:
+    file.parent.mkdir(exist_ok=True)
+    with atomically(file) as temporary:
+        save_file({"features": features}, temporary, metadata={"sha256": _digest(features)})
+
+
+def _digest(features: Float[Tensor, "n f"]) -> str:
+    return sha256(features.contiguous().numpy().data).hexdigest()

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from cmsf.data import Dataset, Split
-from cmsf.evaluation.features import LAYER, extract, raw_pixels, transform_name
+from cmsf.evaluation.features import LAYER, Extractor, raw_pixels, transform_name
 from cmsf.evaluation.judged import judged_splits
-from cmsf.evaluation.measures import Result
+from cmsf.evaluation.measures import Judged, Result
 from cmsf.neighbours import Own, nearest_vectors
 from cmsf.rows import UNKNOWN
 
@@ -31,12 +31,10 @@ BALLOTS = {"1-nn": Ballot(1), "20-nn": Ballot(20), "20-nn weighted": Ballot(20, 
 """The paper's two majority votes, and the weighted one that others report."""
 
 
-def evaluate_knn(backbone: nn.Module, data: Dataset, size: int, device: torch.device | str, workers: int = 0) -> Result:
+def evaluate_knn(features: Extractor, data: Dataset) -> Result:
     """Classify the test images by their neighbours among the training images."""
     train, test = judged_splits(data)
-    known, query = (extract(backbone, split, size, device, workers) for split in (train, test))
-    features = (known, query)
-    return _judge(features, train, test, LAYER, size, data.test_origin)
+    return _judge((features(train), features(test)), train, test, LAYER, features.size, data.test_origin)
 
 
 def evaluate_pixels(data: Dataset, size: int, workers: int = 0) -> Result:
@@ -85,7 +83,7 @@ def nearest_training_images(
 def _judge(features: tuple[Tensor, Tensor], train: Split, test: Split, layer: str, size: int, origin: str) -> Result:
     known, query = features
     guesses = classify(query, known, train.truth, BALLOTS)
-    right = {name: guess == test.truth for name, guess in guesses.items()}
+    judged = {name: Judged(guess == test.truth, test.truth) for name, guess in guesses.items()}
     described = {
         "votes": {
             name: {
@@ -102,4 +100,4 @@ def _judge(features: tuple[Tensor, Tensor], train: Split, test: Split, layer: st
         "classes": len(train.truth.unique()),
         "test split": origin,
     }
-    return Result(right, test.truth, described)
+    return Result(judged, described)

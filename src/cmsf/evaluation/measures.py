@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+ACCURACY, MEAN_PER_CLASS = "accuracy", "mean per class"
 _RESAMPLES = 1000
 INTERVAL = f"95 %, percentile bootstrap over test images, {_RESAMPLES} resamples"
 _AT_ONCE = 10_000_000
@@ -25,24 +28,64 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Result:
-    """What an evaluation found, by name: which test images it got right, and all that is needed to repeat it."""
+class Judged:
+    """Which of some test images a classifier got right, and their classes."""
 
-    right: dict[str, Bool[Tensor, " n"]]
+    right: Bool[Tensor, " n"]
     truth: Int[Tensor, " n"]
+    per_class: bool = False
+    """Whether the figure to quote is the mean over classes, as some data sets have it."""
+
+    @property
+    def figure(self) -> float:
+        """Per cent."""
+        if self.per_class:
+            shares = [self.right[self.truth == number].double().mean() for number in self.truth.unique()]
+            return 100 * float(torch.stack(shares).mean())
+        return 100 * int(self.right.sum()) / len(self.right)
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "quoted": MEAN_PER_CLASS if self.per_class else ACCURACY,
+            ACCURACY: asdict(share(self.right)),
+            MEAN_PER_CLASS: asdict(mean_per_class(self.right, self.truth)),
+        }
+
+
+@dataclass(frozen=True)
+class MeanOf:
+    """The mean of several sets' figures."""
+
+    parts: Sequence[Judged]
+
+    @property
+    def figure(self) -> float:
+        return sum(part.figure for part in self.parts) / len(self.parts)
+
+    def report(self) -> dict[str, Any]:
+        """Its interval: half of each set's, in quadrature, for the sets have no images in common."""
+        reports = [part.report() for part in self.parts]
+        quoted = [report[report["quoted"]] for report in reports]
+        half = math.hypot(*((one["high"] - one["low"]) / 2 for one in quoted)) / len(quoted)
+        name = f"mean of {len(quoted)} sets"
+        return {"quoted": name, name: asdict(Measure(self.figure, self.figure - half, self.figure + half))}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an evaluation found, by name, and all that is needed to repeat it."""
+
+    judged: Mapping[str, Judged | MeanOf]
     protocol: dict[str, Any]
 
     @property
     def accuracy(self) -> dict[str, float]:
         """Per cent."""
-        return {name: 100 * int(right.sum()) / len(right) for name, right in self.right.items()}
+        return {name: judged.figure for name, judged in self.judged.items()}
 
     def report(self) -> dict[str, Any]:
         """For a results file: accuracy and its mean per class, each with an interval, and the protocol."""
-        measures = {
-            name: {"accuracy": asdict(share(right)), "mean per class": asdict(mean_per_class(right, self.truth))}
-            for name, right in self.right.items()
-        }
+        measures = {name: judged.report() for name, judged in self.judged.items()}
         return {"accuracy": self.accuracy, "measures": measures, "protocol": self.protocol | {"interval": INTERVAL}}
 
 

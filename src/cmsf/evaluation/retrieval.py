@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from cmsf.data import Dataset
-from cmsf.evaluation.features import LAYER, extract, transform_name
+from cmsf.evaluation.features import LAYER, Extractor
 from cmsf.evaluation.judged import judged_splits
 from cmsf.evaluation.knn import nearest_training_images
-from cmsf.evaluation.measures import Result
+from cmsf.evaluation.measures import Judged, Result
 
 DEPTHS = (1, 5, 10)
 
 
-def evaluate_retrieval(
-    backbone: nn.Module, data: Dataset, size: int, device: torch.device | str, workers: int = 0
-) -> Result:
+def evaluate_retrieval(features: Extractor, data: Dataset) -> Result:
     """R@1, R@5 and R@10 of the test images among the training images, by cosine."""
     train, test = judged_splits(data)
-    known, asked = (extract(backbone, split, size, device, workers) for split in (train, test))
     protocol = {
         "measure": "R@k: the share of test images with one of their class among their k nearest training images",
         "layer": LAYER,
-        "transform": transform_name(size),
+        "transform": features.transform,
         "train images": len(train),
         "test images": len(test),
         "test split": data.test_origin,
     }
-    return Result(recalled(asked, known, train.truth, test.truth), test.truth, protocol)
+    found = recalled(features(test), features(train), train.truth, test.truth)
+    return Result({name: Judged(right, test.truth) for name, right in found.items()}, protocol)
 
 
 def recalled(

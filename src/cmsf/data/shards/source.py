@@ -90,6 +90,12 @@ class ShardImages(Images):
         number, offset, size = self.places[i].tolist()
         return Image.open(io.BytesIO(self._opened(number).read(offset, size)))
 
+    def mark(self, i: int) -> bytes | None:
+        number, offset, size = self.places[i].tolist()
+        shard = self.shards[number]
+        written = 0 if shard.file is None else shard.file.stat().st_mtime_ns
+        return f"{shard.url} {self.sizes[number]} {written} {offset} {size}".encode()
+
     def _open_files(self) -> None:
         self._opened = lru_cache(_OPEN_FILES)(partial(_open_shard, self.shards, self.sizes, self.store))
 

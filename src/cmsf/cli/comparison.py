@@ -1,0 +1,92 @@
+"""Runs side by side: one table of what evaluations found, for a terminal, in Markdown or in LaTeX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
+
+_LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--"} | {one: f"\\{one}" for one in "%&#_{}$"}
+
+
+@dataclass
+class Comparison:
+    """A row a run or reference, a column a figure: its value and half of its 95 % interval."""
+
+    title: str = ""
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, name: str, measures: dict[str, Any]) -> None:
+        self.rows.setdefault(name, {}).update(measures)
+
+    def show(self, form: str) -> None:
+        if form == "markdown":
+            print(self.markdown())
+        elif form == "latex":
+            print(self.latex())
+        else:
+            self._on_terminal()
+
+    def markdown(self) -> str:
+        header, *rows = self._cells()
+        rule = ["---", *["---:" for _ in header[1:]]]
+        lines = [[cell.replace("|", "\\|") for cell in line] for line in (header, rule, *rows)]
+        return "\n".join([self.title, "", *("| " + " | ".join(line) + " |" for line in lines)])
+
+    def latex(self) -> str:
+        header, *rows = ([_in_latex(cell) for cell in line] for line in self._cells())
+        lines = [" & ".join(line) + r" \\" for line in (header, *rows)]
+        columns = "l" + "r" * (len(header) - 1)
+        return "\n".join(
+            [
+                f"% {self.title}",
+                rf"\begin{{tabular}}{{{columns}}}",
+                r"\toprule",
+                lines[0],
+                r"\midrule",
+                *lines[1:],
+                r"\bottomrule",
+                r"\end{tabular}",
+            ]
+        )
+
+    def _on_terminal(self) -> None:
+        """A row a run; or, where those would be too wide, a row a figure."""
+        console = Console(highlight=False)
+        cells = self._cells()
+        table = self._table(cells)
+        if Measurement.get(console, console.options.update(width=10_000), table).maximum > console.width:
+            table = self._table([list(column) for column in zip(*cells, strict=True)])
+        console.print(table)
+
+    def _table(self, cells: list[list[str]]) -> Table:
+        header, *rows = cells
+        table = Table(title=self.title, title_justify="left")
+        for number, column in enumerate(header):
+            table.add_column(escape(column), justify="right" if number else "left")
+        for row in rows:
+            table.add_row(*map(escape, row))
+        return table
+
+    def _cells(self) -> list[list[str]]:
+        columns = list(dict.fromkeys(column for measures in self.rows.values() for column in measures))
+        header = ["", *(column.replace("-nn", "-NN") for column in columns)]
+        return [
+            header,
+            *([name, *(_cell(found.get(column)) for column in columns)] for name, found in self.rows.items()),
+        ]
+
+
+def _cell(measures: dict[str, Any] | None) -> str:
+    if measures is None:
+        return "–"
+    quoted = measures[measures["quoted"]]
+    return f"{quoted['value']:.2f} ± {(quoted['high'] - quoted['low']) / 2:.1f}"
+
+
+def _in_latex(text: str) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in text)

@@ -1,0 +1,91 @@
+"""Few labels: a linear layer on frozen features, and the whole network fine-tuned, with a share of the labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from cmsf.data import Dataset
+from cmsf.data.labels import Labels, share_of_each_class
+from cmsf.errors import BadInput
+from cmsf.evaluation.features import Extractor
+from cmsf.evaluation.finetune import HEAD, Course, class_scores, fine_tune
+from cmsf.evaluation.judged import judged_splits
+from cmsf.evaluation.linear import STANDARDISED, Standardised, fit_chosen
+from cmsf.evaluation.measures import Judged, Result, hits
+
+SHARES = (0.01, 0.1)
+
+
+@dataclass(frozen=True)
+class Few:
+    """Some training images by index, and the labels that are known of them."""
+
+    name: str
+    origin: str
+    index: Int[Tensor, " m"]
+    label: Int[Tensor, " m"]
+
+
+def seeded_shares(data: Dataset, seed: int) -> list[Few]:
+    """1 % and 10 % of each class, rounded, and one image at least."""
+    found = []
+    for share in SHARES:
+        kept = share_of_each_class(Labels(data.train.truth, data.classes), share, seed)
+        index = kept.known.nonzero()[:, 0]
+        found.append(Few(f"{100 * share:g} %", f"{share:.0%} of each class, by seed {seed}", index, kept.number[index]))
+    return found
+
+
+def listed(file: Path, arranged: Dataset, data: Dataset) -> Few:
+    """The images that a list names; `arranged` is the same data with the list's labels in the place of its own."""
+    number = {name: place for place, name in enumerate(data.classes)}
+    place = {path: i for i, path in enumerate(data.train.paths)}  # broken images may be left out here
+    known = arranged.train.labelled.tolist()
+    strange = sorted({arranged.label_names[int(arranged.train.label[i])] for i in known} - set(number))
+    if strange:
+        raise BadInput(f"{file} has the label {strange[0]!r}, which is no class of {data.name}")
+    there = [i for i in known if arranged.train.paths[i] in place]
+    if not there:
+        raise BadInput(f"{file} has no labels of training images of {data.name}")
+    index = torch.tensor([place[arranged.train.paths[i]] for i in there])
+    label = torch.tensor([number[arranged.label_names[int(arranged.train.label[i])]] for i in there])
+    return Few(file.stem, f"the list {file.name}", index, label)
+
+
+def evaluate_few_labels(features: Extractor, data: Dataset, few: Sequence[Few], seed: int) -> Result:
+    """Both classifiers for each share of labels, on the test images."""
+    _, test = judged_splits(data)
+    course, judged, described = Course(), {}, {}
+    for some in few:
+        if len(some.label.unique()) < 2:
+            raise BadInput(f"{some.name} has labels of {len(some.label.unique())} class; two are needed to tell apart")
+        train = data.train.part(some.index)
+        known = features(train).cpu()
+        scale = Standardised.by(known)
+        layer, chosen = fit_chosen(scale(known), some.label)
+        scores = layer(scale(features(test).cpu()), len(data.classes))
+        judged[f"{some.name} linear"] = Judged(hits(scores, test.truth, 1), test.truth)
+        network = fine_tune(features, train, some.label, len(data.classes), seed, course)
+        judged[f"{some.name} tuned"] = Judged(hits(class_scores(network, test, features), test.truth, 1), test.truth)
+        described[some.name] = {
+            "labels": f"{some.origin}: {len(train)} images of {len(some.label.unique())} classes",
+            "linear": chosen | {"layer": STANDARDISED},
+            "tuned": {"head": HEAD, "course": course.describe(len(train)), "seed": seed},
+        }
+    protocol = {
+        "labels": described,
+        "linear": "one linear layer on frozen features of clean views, LBFGS to convergence",
+        "tuned": "the whole network and a head",
+        "transform": features.transform,
+        "train images": {some.name: len(some.index) for some in few},
+        "test images": len(test),
+        "classes": len(data.classes),
+        "test split": data.test_origin,
+    }
+    return Result(judged, protocol)

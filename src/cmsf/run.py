@@ -1,0 +1,220 @@
+"""A run on the disk: its network, its images, and how good what it learned is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cmsf.assembly import make_encoders
+from cmsf.data import Dataset, Request, Source, arrange, default_workers, load, open_source
+from cmsf.errors import BadInput, did_you_mean
+from cmsf.evaluation import (
+    Extractor,
+    Few,
+    Result,
+    evaluate_few_labels,
+    evaluate_knn,
+    evaluate_linear,
+    evaluate_linear_sgd,
+    evaluate_pixels,
+    evaluate_retrieval,
+    listed,
+    seeded_shares,
+)
+from cmsf.evaluation.transfer import TRIALS, evaluate_transfer, paper_suite, read_suite, searching
+from cmsf.recipe import AUTO, Recipe
+from cmsf.run_folder import RunFolder
+from cmsf.screen import Screen
+
+_PLAIN: dict[str, Callable[[Extractor, Dataset], Result]] = {
+    "knn": evaluate_knn,
+    "linear": evaluate_linear,
+    "linear-sgd": evaluate_linear_sgd,
+    "retrieval": evaluate_retrieval,
+}
+METRICS = (*_PLAIN, "few-labels", "transfer")
+
+
+class Run:
+    """A finished or unfinished run on the disk."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.folder = RunFolder(Path(path).expanduser())
+        self.recipe = self.folder.recipe()
+        self._loaded: tuple[str, Dataset] | None = None
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    def backbone(self, device: torch.device | str = "cpu") -> nn.Module:
+        """The trained network in eval mode: images in, pooled features out."""
+        return self.folder.load_backbone(device)
+
+    def data(self, data: str | Path | None = None) -> Dataset:
+        """The images of the run, which must not have changed since, or others; as the run sees them."""
+        key = str(data)
+        if self._loaded is None or self._loaded[0] != key:
+            self._loaded = (key, self._load(data))
+        return self._loaded[1]
+
+    def forget_images(self) -> None:
+        """Free the memory of what was loaded."""
+        self._loaded = None
+
+    def evaluate(
+        self,
+        metric: str = "knn",
+        data: str | Path | None = None,
+        device: str = "auto",
+        workers: int | None = None,
+        **options: Any,
+    ) -> dict[str, float]:
+        """Per cent by name, e.g. {"1-nn": 81.2, "20-nn": 83.0, …}; written with intervals and protocol to results/.
+
+        metric: knn; linear, a layer on frozen features fitted to convergence; linear-sgd, the paper's; retrieval, R@1,
+            5 and 10; few-labels, with 1 % and 10 % of the labels, or with `lists`; transfer, to the data sets of a
+            `suite` (a YAML file; by default those of the paper's ten that are there), with so many `trials`, in
+            Optuna's `storage` (a URL; by default a journal in the run folder) or on Ray (`ray=True`).
+        """
+        check_metric(metric)
+        where = pick_device(device)
+        result = self._judge(metric, self.backbone(where), data, where, worker_count(workers), options)
+        weights = hashlib.sha256(self.folder.backbone_file.read_bytes()).hexdigest()
+        self._save(metric, result, data, {"weights_sha256": weights})
+        return result.accuracy
+
+    def references(
+        self,
+        metric: str = "knn",
+        data: str | Path | None = None,
+        device: str = "auto",
+        workers: int | None = None,
+        **options: Any,
+    ) -> dict[str, dict[str, float]]:
+        """The same of the network before training and, for knn, of raw pixels: what learning has to beat."""
+        check_metric(metric)
+        where = pick_device(device)
+        untrained = make_encoders(self.recipe).online.backbone.to(where)
+        results: dict[str, Result] = {}
+        if metric == "knn":
+            results["raw pixels"] = evaluate_pixels(self.data(data), self.recipe.size, worker_count(workers))
+        results["untrained encoder"] = self._judge(metric, untrained, data, where, worker_count(workers), options)
+        for name, result in results.items():
+            self._save(metric, result, data, {"of": name})
+        return {name: result.accuracy for name, result in results.items()}
+
+    def result_file(self, metric: str = "knn", data: str | Path | None = None, of: str = "") -> Path:
+        """Where an evaluation is written: results/knn.json, with the names of other data and of a reference added."""
+        other = "" if data is None else re.sub(r"[^\w.-]+", "-", Path(data).expanduser().absolute().stem)
+        names = filter(None, [metric, other, of.replace(" ", "-")])
+        return self.folder.results / f"{'-'.join(names)}.json"
+
+    def result(self, metric: str = "knn", data: str | Path | None = None, of: str = "") -> dict[str, Any]:
+        """The evaluation that was written last: accuracy, measures with their intervals, protocol."""
+        found: dict[str, Any] = json.loads(self.result_file(metric, data, of).read_text(encoding="utf-8"))
+        return found
+
+    def _judge(
+        self,
+        metric: str,
+        backbone: nn.Module,
+        data: str | Path | None,
+        device: torch.device,
+        workers: int,
+        options: dict[str, Any],
+    ) -> Result:
+        features = Extractor(backbone, self.recipe.size, device, workers, self.folder.features)
+        if metric == "transfer":
+            return self._transfer(features, workers, **options)
+        if metric == "few-labels":
+            return self._few_labels(features, data, **options)
+        return _PLAIN[metric](features, self.data(data), **options)
+
+    def _few_labels(self, features: Extractor, data: str | Path | None, lists: Sequence[str | Path] = ()) -> Result:
+        images, seed = self.data(data), self.recipe.seed
+        few = seeded_shares(images, seed) if not lists else [self._few(Path(file), data) for file in lists]
+        return evaluate_few_labels(features, images, few, seed)
+
+    def _few(self, file: Path, data: str | Path | None) -> Few:
+        """The training images that a list names, with the labels it gives them."""
+        request = self.folder.request() if data is None else Request.of(data)
+        val = None if request.val is None else open_source(request.val)
+        arranged = arrange(open_source(request.data), Recipe(seed=self.recipe.seed), labels=file.expanduser(), val=val)
+        return listed(file, arranged, self.data(data))
+
+    def _transfer(
+        self,
+        features: Extractor,
+        workers: int,
+        suite: str | Path | None = None,
+        trials: int = TRIALS,
+        storage: str | None = None,
+        ray: bool = False,
+    ) -> Result:
+        sets = paper_suite() if suite is None else read_suite(Path(suite).expanduser())
+        folder, seed = self.folder.results / "transfer", self.recipe.seed
+        search = searching(folder, trials=trials, processes=max(1, workers), seed=seed, storage=storage, ray=ray)
+        return evaluate_transfer(features, sets, search, seed, Screen().say)
+
+    def _load(self, data: str | Path | None) -> Dataset:
+        if data is not None:
+            as_they_are = Recipe(seed=self.recipe.seed, skip_broken=self.recipe.skip_broken, cache=self.recipe.cache)
+            return load(open_source(data), as_they_are, self.recipe.size)
+        request = self.folder.request()
+        if request.runs_a_command:  # the folder may be somebody else's
+            raise BadInput(
+                f"the data of {self.path} is a shell command, {request.data}; to run it, give it with --data"
+            )
+        images = load_images(open_source(request.data), request, self.recipe, self.recipe.size, self.folder)
+        self.folder.check_same_images(images)
+        return images
+
+    def _save(self, metric: str, result: Result, data: str | Path | None, about: dict[str, str]) -> None:
+        spec = (self.folder.request() if data is None else Request.of(data)).data
+        known = {"metric": metric, "data": spec, "recipe": self.recipe.name} | about
+        self.folder.save_result(self.result_file(metric, data, about.get("of", "")), known | result.report())
+
+
+def load_images(source: Source, request: Request, recipe: Recipe, size: int, folder: RunFolder) -> Dataset:
+    """The images of a run; one that exists says what it left out, and how it keeps them."""
+    if folder.exists() and recipe.cache == AUTO:
+        recipe = replace(recipe, cache=folder.recipe().cache)
+    return load(
+        source,
+        recipe,
+        size,
+        labels=None if request.labels is None else Path(request.labels),
+        val=None if request.val is None else open_source(request.val),
+        known_broken=folder.known_broken(),
+    )
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device(best)
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise BadInput(f"--device {name} is not to be had: {str(error).splitlines()[0]}; use auto or cpu") from None
+    return device
+
+
+def worker_count(asked: int | None) -> int:
+    return default_workers() if asked is None else asked
+
+
+def check_metric(metric: str) -> None:
+    if metric not in METRICS:
+        hint = did_you_mean(metric, METRICS, f"use {', '.join(METRICS)}")
+        raise BadInput(f"there is no evaluation {metric!r}; {hint}")

@@ -1,0 +1,96 @@
+"""The paper's linear protocol against its equations, and against the fast one."""
+
+import pytest
+import torch
+from helpers import noise_split
+from test_linear import objective, problem, separable
+from torch import Tensor, nn
+
+from cmsf.data import Dataset
+from cmsf.evaluation import Extractor, evaluate_linear_sgd
+from cmsf.evaluation.linear import Standardised, fit_path
+from cmsf.evaluation.linear_sgd import fit_by_sgd, learning_rate
+
+
+def batches(features: Tensor, epochs: int, size: int) -> list[tuple[int, Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (epoch, index, features[index])
+        for epoch in range(epochs)
+        for index in torch.randperm(len(features), generator=generator).split(size)
+    ]
+
+
+def test_the_steps_are_those_of_momentum_sgd_with_a_dropping_rate() -> None:
+    """Softmax, its gradient and the update written out by hand."""
+    features, label = problem(3, images=60)
+    features = features.double()
+    plan = batches(features, 40, 20)
+    layer = fit_by_sgd(iter(plan), features, label, lr=0.05)
+
+    weight, bias = torch.zeros(3, 8, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    speed = [torch.zeros_like(weight), torch.zeros_like(bias)]
+    for epoch, index, seen in plan:
+        lr = 0.05 if epoch < 15 else 0.005 if epoch < 30 else 0.0005
+        scores = seen @ weight.T + bias
+        share = scores.exp() / scores.exp().sum(1, keepdim=True)
+        for row, image in enumerate(index.tolist()):
+            share[row, label[image]] -= 1
+        slopes = [share.T @ seen / len(seen) + 1e-4 * weight, share.mean(0) + 1e-4 * bias]
+        for number, (value, slope) in enumerate(zip((weight, bias), slopes, strict=True)):
+            speed[number] = 0.9 * speed[number] + slope
+            value -= lr * speed[number]
+    torch.testing.assert_close(layer.weight, weight)
+    torch.testing.assert_close(layer.bias, bias)
+
+
+def test_the_papers_rate_at_the_papers_length_and_longer_steps_where_there_are_few() -> None:
+    assert learning_rate(200_000) == 0.01
+    assert learning_rate(16_000) == 0.01
+    assert learning_rate(4_000) == pytest.approx(0.04)
+    assert learning_rate(100) == pytest.approx(0.1)
+
+
+def test_both_optimisers_agree_within_half_a_point_on_the_same_features() -> None:
+    """At the same weight decay, 4,000 training and 2,000 test images of ten overlapping classes."""
+    features, label = problem(10, images=6000)
+    scale = Standardised.by(features[:4000])
+    known, asked = scale(features[:4000]), scale(features[4000:])
+    plan = batches(known, 40, 256)
+    by_sgd = fit_by_sgd(iter(plan), known, label[:4000], learning_rate(len(plan)))
+    ((_, converged),) = fit_path(known, label[:4000], (1e-4,))
+    ours, theirs = (
+        100 * float((layer(asked, 10).argmax(1) == label[4000:]).double().mean()) for layer in (by_sgd, converged)
+    )
+    assert 50 < theirs < 95
+    assert abs(ours - theirs) <= 0.5
+    losses = [float(objective(layer, known, label[:4000], 1e-4)) for layer in (by_sgd, converged)]
+    assert losses[1] <= losses[0] < losses[1] + 0.05
+
+
+def test_the_protocol_reports_the_effect_of_augmentation_and_leaves_the_network_alone() -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(8)
+    backbone = nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).train()
+    names = ("a", "b", "c")
+    data = Dataset("levels", names, names, separable(240, 0), separable(90, 1), "90 images")
+    before = {name: value.clone() for name, value in backbone.state_dict().items()}
+    result = evaluate_linear_sgd(Extractor(backbone, 12), data)
+    assert backbone.training
+    assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
+    assert result.accuracy["SGD clean top-1"] > 80
+    effect = result.accuracy["SGD top-1"] - result.accuracy["SGD clean top-1"]
+    assert result.protocol["effect of augmentation on top-1, points"] == pytest.approx(effect)
+    assert abs(result.protocol["LBFGS to convergence at this weight decay, clean, top-1"] - 90) <= 10
+
+
+def test_random_views_are_other_views_in_every_epoch() -> None:
+    from cmsf.evaluation.linear_sgd import _random_views
+
+    backbone = nn.Sequential(nn.Flatten())
+    index = torch.arange(5)
+    first, second, again = (
+        next(_random_views(Extractor(backbone, 12), noise_split(5, 0), [(epoch, index)]))[2] for epoch in (0, 1, 0)
+    )
+    assert not torch.allclose(first, second)
+    assert torch.equal(first, again)
