@@ -22,6 +22,7 @@ from cmsf.evaluation.transfer.trial import Problem, draw, run, rungs
 
 FIRST_RUNG, REDUCTION = 4, 2
 """Successive halving: after 4, 8, 16, … iterations a trial goes on if it is in the upper half of all that came so far.
+Its cost is bounded whatever iterations are drawn: each rung is twice as long, and half as many reach it.
 """
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 _SURPLUS = "surplus"
