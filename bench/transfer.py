@@ -49,7 +49,7 @@ def pets_like(seed: int) -> Problem:
 
 def main() -> None:
     chosen = _arguments()
-    load = round(os.getloadavg()[0], 2)
+    begun, load = datetime.now(UTC), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         found = search(
             pets_like(chosen.seed),
@@ -71,11 +71,11 @@ def main() -> None:
         "best": asdict(found.best),
         "validation mean per class": round(found.value, 2),
         "cores": os.cpu_count(),
-        "load before": load,
+        "load": {"before": round(load, 2), "after": round(os.getloadavg()[0], 2)},
         "torch": torch.__version__,
         # Where things lie on this machine is nobody's business.
         "command": [Path(word).name if Path(word).is_absolute() else word for word in sys.argv],
-        "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+        "begun": begun.isoformat(timespec="seconds"),
     }
     print(json.dumps(report, indent=1, ensure_ascii=False))
 

@@ -48,19 +48,20 @@ def search(
     begun = time.monotonic()
     with quietly(), opened(storage) as kept:
         study = begin(kept, name, problem, seed, prune)
-        if isinstance(storage, Path):
-            fail_left_over(study)
-        with _bar(study, trials) as look:
-            if finished(study) >= trials:
-                pass
-            elif processes <= 1:
-                work(study, problem, trials, look)
-            else:
-                work_in_parallel(problem, name, storage, trials, processes, seed, prune, look)
-        best, number = study.best_trial, counts(study)
+        fail_left_over(study, storage)
+        if finished(study) < trials:
+            try:
+                with _bar(study, trials) as look:
+                    if processes <= 1:
+                        work(study, problem, trials, look)
+                    else:
+                        work_in_parallel(problem, name, storage, trials, processes, seed, prune, look)
+            finally:
+                fail_left_over(study, storage)
+        best, value, number = study.best_trial, study.best_value, counts(study)
     return Found(
         Settings(**best.params),
-        study.best_value,
+        value,
         {"complete": number["complete"], "pruned": number["pruned"], "failed": number["fail"]},
         time.monotonic() - begun,
     )

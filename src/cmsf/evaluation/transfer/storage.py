@@ -44,8 +44,12 @@ def opened(where: Path | str) -> Iterator[BaseStorage]:
         yield storage
 
 
-def fail_left_over(study: Study) -> None:
-    """Give up the trials of a process that was killed. Only who owns the storage knows that they are nobody's."""
+def fail_left_over(study: Study, where: Path | str) -> None:
+    """Give up the trials of processes that have ended. In a database the heartbeat does; of a journal, its owner knows
+    when nobody else is at work."""
+    if not isinstance(where, Path):
+        return
+    _give_back_lock(where)
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         study.tell(trial.number, state=TrialState.FAIL)
 

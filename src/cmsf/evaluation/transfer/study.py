@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.pruners import BasePruner, NopPruner, SuccessiveHalvingPruner
+from optuna.pruners import NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.storages import BaseStorage, fail_stale_trials
 from optuna.study import Study
@@ -20,13 +20,13 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from cmsf.errors import BadInput
 from cmsf.evaluation.transfer.trial import Problem, draw, run, rungs
 
+FIRST_RUNG, REDUCTION = 4, 2
+"""Successive halving: after 4, 8, 16, … iterations a trial goes on if it is in the upper half of all that came so far.
+Its cost is bounded whatever iterations are drawn: each rung is twice as long, and half as many reach it.
+"""
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 _SURPLUS = "surplus"
 _LOOK_AGAIN = 0.5
-
-
-def pruner(prune: bool) -> BasePruner:
-    return SuccessiveHalvingPruner(min_resource=4, reduction_factor=2) if prune else NopPruner()
 
 
 def begin(storage: BaseStorage, name: str, problem: Problem, seed: int, prune: bool) -> Study:
@@ -37,7 +37,7 @@ def begin(storage: BaseStorage, name: str, problem: Problem, seed: int, prune: b
         direction="maximize",
         load_if_exists=True,
         sampler=SeededByTrial(seed),
-        pruner=pruner(prune),
+        pruner=SuccessiveHalvingPruner(min_resource=FIRST_RUNG, reduction_factor=REDUCTION) if prune else NopPruner(),
     )
     known, mine = study.user_attrs.get("problem"), _outline(problem)
     if known is None:

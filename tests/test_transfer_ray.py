@@ -1,0 +1,39 @@
+"""The search on a real local Ray cluster."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from test_transfer_search import small_problem
+
+from cmsf.errors import BadInput
+from cmsf.evaluation.transfer.lbfgs import fit
+from cmsf.evaluation.transfer.ray_search import search_with_ray
+from cmsf.evaluation.transfer.trial import measure
+
+
+def test_ray_finds_settings_ends_what_it_started_and_does_not_begin_anew(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ray = pytest.importorskip("ray")
+    problem = small_problem()
+    found = search_with_ray(problem, "a", 6, tmp_path, 2, 0)
+    assert sum(found.trials.values()) == 6
+    assert found.trials["failed"] == 0
+    layer = fit(problem.train, problem.train_label, problem.classes, found.best)
+    assert measure(layer, problem) == found.value
+    assert not ray.is_initialized()
+    assert capfd.readouterr().out == ""
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)  # one that is there is used, and left
+    again = search_with_ray(problem, "a", 6, tmp_path, 2, 0)
+    assert (again.best, again.value, again.trials) == (found.best, found.value, found.trials)
+    with pytest.raises(BadInput, match="begun with 6 trials, not 7"):
+        search_with_ray(problem, "a", 7, tmp_path, 2, 0)
+    assert ray.is_initialized()
+    ray.shutdown()
+
+
+def test_without_ray_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(BadInput, match=r"pip install cmsf\[ray\]"):
+        search_with_ray(small_problem(), "a", 1, tmp_path, 1, 0)
