@@ -8,7 +8,7 @@ BENCH ?= .venv-bench
 DEPENDENCIES := $(shell cat pyproject.toml constraints.txt | cksum | tr -d ' \t')
 READY := $(VENV)/.ready-$(DEPENDENCIES)
 
-.PHONY: demo test check format venv clean bench-data
+.PHONY: demo test check format venv clean bench-data bench-eval bench-venv
 
 demo: venv ## train on the embedded images, evaluate, and show what was learned (under 5 minutes)
 	$(BIN)/cmsf train cmsf-self --out runs/demo
@@ -39,11 +39,16 @@ $(READY):
 	@printf '%s' "$(CURDIR)" > $(VENV)/.tree
 	@touch $@
 
-bench-data: ## views and feeding beside lightly, kornia, torchvision: 20 minutes on an idle machine (CIFAR=cifar10.npz)
+bench-data: bench-venv ## views and feeding beside lightly, kornia, torchvision: 20 minutes on an idle machine (CIFAR=cifar10.npz)
+	$(BENCH)/bin/python bench/data.py --part all --rounds 5 --seconds 8 $(if $(CIFAR),--cifar $(CIFAR)) --out docs/results/bench-data.json
+
+bench-eval: bench-venv ## k-NN and the linear fit beside faiss, scikit-learn and the bare product: 5 minutes on an idle machine
+	$(BENCH)/bin/python bench/evaluation.py --rounds 5 --out docs/results/bench-eval.json
+
+bench-venv:
 	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
 	PIP_CONSTRAINT=constraints.txt $(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--editable . --requirement bench/requirements.txt
-	$(BENCH)/bin/python bench/data.py --part all --rounds 5 --seconds 8 $(if $(CIFAR),--cifar $(CIFAR)) --out docs/results/bench-data.json
 
 clean:
 	rm -rf $(VENV) $(BENCH) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -20,17 +20,10 @@ lightly is measured with one thread as well, and the faster counts.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +33,7 @@ import torch
 from operations import operation_contestants
 from pictures import small_pictures, write_photos
 from PIL import Image
+from reporting import Target, announce, describe_run, write
 from rich.console import Console
 from rich.table import Table
 from rounds import Result, take_turns
@@ -50,22 +44,7 @@ PACKAGES = ("cmsf", "torch", "torchvision", "lightly", "kornia", "pillow", "nump
 PHOTO_COUNT = 600
 OPERATION_SHARE = 0.1
 """Of --seconds, for one operation in a round."""
-QUIET = 0.5
-"""The load average up to which we have the machine to ourselves."""
 CMSF, ASYMMETRIC, SYMMETRIC = "cmsf", "asymmetric", "symmetric"
-
-
-@dataclass(frozen=True)
-class Target:
-    """What we mean to reach."""
-
-    what: str
-    reached: float
-    wanted: float
-
-    @property
-    def met(self) -> bool:
-        return self.reached >= self.wanted
 
 
 def part_a(pictures: Tensor) -> list[Contestant]:
@@ -133,23 +112,14 @@ def fastest(results: Iterable[Result]) -> Result:
 def main() -> None:
     chosen = _arguments()
     torch.manual_seed(0)
-    machine = describe_machine()
     console = Console(highlight=False)
-    console.print(f"{machine['cpu']}, {machine['cores']} cores; torch threads: {chosen.threads}", markup=False)
-    if machine["load before"] > QUIET:
-        console.print(f"[yellow]others are at work (load {machine['load before']}): no figures to keep[/]")
-    parts = "ABC" if chosen.part == "all" else chosen.part
-    report: dict[str, Any] = {
-        "machine": machine,
+    report: dict[str, Any] = describe_run(PACKAGES) | {
         "threads": {"main": chosen.threads, "workers": WORKERS, "a worker": 1},
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
-        "commit": _commit(),
         "images": "made up" if chosen.cifar is None else chosen.cifar.name,
-        # Where things lie on this machine is nobody's business.
-        "command": [Path(word).name if Path(word).is_absolute() else word for word in sys.argv],
-        "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "parts": {},
     }
+    announce(console, report["machine"], chosen.threads)
+    parts = "ABC" if chosen.part == "all" else chosen.part
     pictures = small_pictures(chosen.cifar) if set(parts) & {"A", "B"} else torch.empty(0)
 
     def turns(contestants: Sequence[Contestant], seconds: float) -> list[Result]:
@@ -158,8 +128,7 @@ def main() -> None:
     def keep(part: str, found: dict[str, Any]) -> None:
         """At once, for the next part may take long."""
         report["parts"][part] = found
-        chosen.out.parent.mkdir(parents=True, exist_ok=True)
-        chosen.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write(report, chosen.out)
 
     if "A" in parts:
         results = turns(part_a(pictures), chosen.seconds)
@@ -195,11 +164,10 @@ def show(
     console.print(table)
     reached = targets(by_name)
     for target in reached:
-        verdict = "met" if target.met else "missed"
-        console.print(f"  cmsf: {target.what} {target.reached:,.2f}, wanted {target.wanted:,.2f}: {verdict}")
+        console.print(f"  cmsf: {target}")
     return {
         "images per second": {result.name: _record(result) for result in results},
-        "targets": [asdict(target) | {"met": target.met} for target in reached],
+        "targets": [target.record() for target in reached],
     }
 
 
@@ -222,21 +190,6 @@ def show_operations(console: Console, costs: dict[str, list[Result]]) -> dict[st
     return {operation: {result.name: _record(result) for result in results} for operation, results in costs.items()}
 
 
-def describe_machine() -> dict[str, Any]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": models[0] if models else platform.processor(),
-        "cores": os.cpu_count(),
-        "architecture": platform.machine(),
-        "system": platform.system(),
-        "load before": round(os.getloadavg()[0], 2),
-    }
-
-
 def _ratio(mine: Result, other: Result) -> str:
     if mine is other:
         return "–"
@@ -246,11 +199,6 @@ def _ratio(mine: Result, other: Result) -> str:
 
 def _record(result: Result) -> dict[str, Any]:
     return {"median": round(result.median, 1), "rounds": [round(speed, 1) for speed in result.rounds]}
-
-
-def _commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _arguments() -> argparse.Namespace:

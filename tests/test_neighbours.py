@@ -58,6 +58,33 @@ def test_the_search_is_a_full_sort_even_where_everything_ties(values: list[int],
     assert found[0].tolist() == (order + [UNKNOWN] * k)[:k]
 
 
+@given(
+    columns=st.integers(250, 900),
+    k=st.integers(1, 6),
+    kinds=st.sampled_from([2, 30, 10**6]),
+    allowed_share=st.sampled_from([0.004, 0.5, 1.0]),
+    seed=st.integers(0, 2**31),
+)
+def test_ruling_out_groups_of_many_rows_loses_none(
+    columns: int, k: int, kinds: int, allowed_share: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    among = torch.randint(kinds, (columns, 1), generator=generator).double()
+    index = torch.randperm(columns, generator=generator)
+    allowed = torch.rand(columns, generator=generator) < allowed_share
+    query = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    found = nearest_vectors(query, among, allowed, index, k, Own(torch.tensor([UNKNOWN, UNKNOWN])))
+    for sign, row in zip((1, -1), found.tolist(), strict=True):
+        rank = {j: (-sign * float(among[j]), int(index[j])) for j in allowed.nonzero()[:, 0].tolist()}
+        assert row == (sorted(rank, key=rank.__getitem__) + [UNKNOWN] * k)[:k]
+
+
+def test_vectors_that_are_being_trained_can_be_searched() -> None:
+    vectors = unit(6, 4, 0).requires_grad_()
+    everything, nobody = torch.ones(6, dtype=torch.bool), Own(torch.full((6,), UNKNOWN))
+    assert nearest_vectors(vectors, vectors, everything, torch.arange(6), 1, nobody)[:, 0].tolist() == list(range(6))
+
+
 def test_every_query_may_choose_itself_even_among_equals() -> None:
     # Every row is the same vector, so only the rule that a query is its own nearest tells them apart.
     rows = Rows(unit(1, 5, 0).float().expand(12, -1).contiguous(), torch.arange(12))

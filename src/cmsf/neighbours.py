@@ -16,6 +16,8 @@ from cmsf.rows import UNKNOWN, Rows
 
 _BLOCK = 2**26
 """How many numbers one block of the search may hold: 256 MB of float32."""
+_GROUP = 16
+"""How many columns share one maximum, by which the search rules most of them out."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,7 @@ class Relaxed(Candidates):
         return [(chosen.nonzero()[:, 0], candidates) for chosen, candidates in parts if chosen.any()]
 
 
+@torch.no_grad()
 def nearest_vectors(
     vector: Float[Tensor, "b d"],
     among: Float[Tensor, "n d"],
@@ -196,10 +199,15 @@ def nearest_vectors(
     """The k allowed vectors of greatest dot product; equal ones by lower index; UNKNOWN where they run out."""
     found = []
     step = max(1, _BLOCK // max(1, len(among)))
+    # One memory for all blocks: to be given a new one takes a quarter of the time of its product.
+    block = vector.new_empty(min(step, len(vector)), len(among))
+    some_forbidden = not bool(allowed.all())
     forced = torch.inf if own.included else -torch.inf
     for start in range(0, len(vector), step):
         part = slice(start, start + step)
-        similarity = (vector[part] @ among.T).masked_fill_(~allowed, -torch.inf)
+        similarity = torch.mm(vector[part], among.T, out=block[: len(vector[part])])
+        if some_forbidden:
+            similarity.masked_fill_(~allowed, -torch.inf)
         # One entry a query, so it is written by its place: comparing every position would cost a pass of its own.
         mine = own.position[part][:, None]
         slot = mine.clamp_min(0)
@@ -224,7 +232,7 @@ def _sum_of(embedding: Float[Tensor, "b k d"], there: Bool[Tensor, "b k"]) -> Fl
 def top(similarity: Float[Tensor, "b n"], index: Int[Tensor, "*b n"], k: int) -> Int[Tensor, "b k"]:
     """Columns of the k greatest similarities, equal ones by lower index, UNKNOWN for -inf and beyond the last."""
     columns = similarity.shape[1]
-    value, place = similarity.topk(min(k + 1, columns), dim=1)
+    value, place = _greatest(similarity, min(k + 1, columns))
     if columns > k:
         # topk chooses among equals as it likes: where a tie crosses the border, sort to know which of them belong.
         tied = (value[:, k - 1] == value[:, k]) & (value[:, k] > -torch.inf)
@@ -236,6 +244,26 @@ def top(similarity: Float[Tensor, "b n"], index: Int[Tensor, "*b n"], k: int) ->
     value, by_value = value.sort(dim=1, descending=True, stable=True)
     place = place.gather(1, by_value).masked_fill(value == -torch.inf, UNKNOWN)
     return torch.nn.functional.pad(place, (0, k - place.shape[1]), value=UNKNOWN)
+
+
+def _greatest(similarity: Float[Tensor, "b n"], k: int) -> tuple[Float[Tensor, "b k"], Int[Tensor, "b k"]]:
+    """torch.topk, but three times as fast among very many columns.
+
+    The k greatest are in the k groups with the greatest maxima, and the maxima are one cheap pass. A group's columns
+    are not neighbours but lie `groups` apart, so that the pass runs along the memory.
+    """
+    columns = similarity.shape[1]
+    groups = columns // _GROUP
+    if groups < 8 * k:
+        return similarity.topk(k, dim=1)
+    first_of_left = groups * _GROUP
+    greatest = similarity[:, :first_of_left].unflatten(1, (_GROUP, groups)).amax(1)
+    group = greatest.topk(k, dim=1, sorted=False).indices
+    member = torch.arange(0, first_of_left, groups, device=group.device)
+    left = torch.arange(first_of_left, columns, device=group.device)
+    column = torch.cat([(group[:, :, None] + member).flatten(1), left.expand(len(group), -1)], dim=1)
+    value, place = similarity.gather(1, column).topk(k, dim=1)
+    return value, column.gather(1, place)
 
 
 def _sorted(similarity: Float[Tensor, "b n"], index: Int[Tensor, "*b n"]) -> Int[Tensor, "b n"]:

@@ -16,7 +16,8 @@ from cmsf.evaluation.measures import Judged, Result
 from cmsf.neighbours import Own, nearest_vectors
 from cmsf.rows import UNKNOWN
 
-_CHUNK = 1024
+_CHUNK = 256
+"""Queries whose neighbours' vectors are copied at once: so few that their memory is used again and again."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,9 @@ def nearest_training_images(
     """
     everywhere = torch.ones(len(train), dtype=torch.bool, device=train.device)
     number = torch.arange(len(train), device=train.device)
-    for part in query.split(_CHUNK):
-        nobody = Own(torch.full((len(part),), UNKNOWN, device=train.device))
-        near = nearest_vectors(part, train, everywhere, number, min(k, len(train)), nobody)
+    nobody = Own(torch.full((len(query),), UNKNOWN, device=train.device))
+    nearest = nearest_vectors(query, train, everywhere, number, min(k, len(train)), nobody)
+    for part, near in zip(query.split(_CHUNK), nearest.split(_CHUNK), strict=True):
         yield near.cpu(), (train[near] @ part[:, :, None])[:, :, 0].cpu().double()
 
 

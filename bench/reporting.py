@@ -1,0 +1,81 @@
+"""What every benchmark tells of its run: the machine, the versions, and whether it reached what was wanted."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+QUIET = 0.5
+"""The load average up to which we have the machine to ourselves."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What we mean to reach."""
+
+    what: str
+    reached: float
+    wanted: float
+
+    @property
+    def met(self) -> bool:
+        return self.reached >= self.wanted
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self) | {"met": self.met}
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.reached:,.2f}, wanted {self.wanted:,.2f}: {'met' if self.met else 'missed'}"
+
+
+def describe_run(packages: Sequence[str]) -> dict[str, Any]:
+    return {
+        "machine": _describe_machine(),
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
+        "commit": _commit(),
+        # Where things lie on this machine is nobody's business.
+        "command": [Path(word).name if Path(word).is_absolute() else word for word in sys.argv],
+        "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def announce(console: Console, machine: dict[str, Any], threads: int) -> None:
+    console.print(f"{machine['cpu']}, {machine['cores']} cores; torch threads: {threads}", markup=False)
+    if machine["load before"] > QUIET:
+        console.print(f"[yellow]others are at work (load {machine['load before']}): no figures to keep[/]")
+
+
+def write(report: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _describe_machine() -> dict[str, Any]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": models[0] if models else platform.processor(),
+        "cores": os.cpu_count(),
+        "architecture": platform.machine(),
+        "system": platform.system(),
+        "load before": round(os.getloadavg()[0], 2),
+    }
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
