@@ -242,6 +242,22 @@ def test_runs_may_stand_after_the_evaluations_and_the_table_be_markdown(
     assert "cannot read" in refusal(capsys, "evaluate", out, "--with", "transfer", "--suite", tmp_path / "no.yaml")
 
 
+def test_one_run_that_cannot_be_judged_does_not_keep_others_from_being_compared(
+    bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blank = write_npz(tmp_path / "blank.npz", labelled=False)
+    for name, data in (("blind", blank), ("seen", bars)):
+        assert main(["train", "cmsf-self", "--data", str(data), "--out", str(tmp_path / name), *FAST]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "--format", "markdown", str(tmp_path / "blind"), str(tmp_path / "seen")]) == 2
+    printed = capsys.readouterr()
+    blind, seen = printed.out.splitlines()[-2:]
+    assert f"| {tmp_path / 'blind'} | – |" in blind
+    assert f"| {tmp_path / 'seen'} | " in seen
+    assert "±" in seen
+    assert "blind: the training images of blank have no labels" in printed.err
+
+
 def test_transfer_from_a_suite_leaves_its_journal_and_goes_on_from_it(
     bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

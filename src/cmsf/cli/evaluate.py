@@ -81,21 +81,30 @@ def _evaluate(chosen: argparse.Namespace) -> int:
     runs = [Run(path) for path in paths]
     machine = (chosen.data, chosen.device, workers(chosen.workers))
     comparison, judged = Comparison(), set()
+    failed: dict[str, BadInput] = {}
     for number, run in enumerate(runs):
         label = "trained encoder" if len(runs) == 1 else str(run.path)
-        for metric in metrics:
-            asked = options.get(metric, {})
-            for name in run.references(metric, *machine, **asked) if chosen.references and number == 0 else ():
-                comparison.add(name, run.result(metric, chosen.data, name)["measures"])
-            run.evaluate(metric, *machine, **asked)
-            result = run.result(metric, chosen.data)
-            comparison.add(label, result["measures"])
-            judged.add(result["protocol"].get("test images"))
+        try:
+            for metric in metrics:
+                asked = options.get(metric, {})
+                for name in run.references(metric, *machine, **asked) if chosen.references and number == 0 else ():
+                    comparison.add(name, run.result(metric, chosen.data, name)["measures"])
+                run.evaluate(metric, *machine, **asked)
+                result = run.result(metric, chosen.data)
+                comparison.add(label, result["measures"])
+                judged.add(result["protocol"].get("test images"))
+        except BadInput as error:  # of one run; the others are still to be compared
+            failed[label] = error
+            comparison.add(label, {})
         run.forget_images()
+    if len(failed) == len(runs):
+        raise next(iter(failed.values()))
     counted = f"{judged.pop()} test images" if len(judged) == 1 and None not in judged else "the test images"
     comparison.title = f"accuracy on {counted}, %, ± half of its 95 % interval"
     comparison.show(chosen.format)
-    for run in runs if chosen.format == "table" else ():
+    for run in runs if chosen.format == "table" and not failed else ():
         files = {f"{metric} protocol": run.result_file(metric, chosen.data) for metric in metrics}
         say_paths(files | {"open": run.folder.neighbours_picture})
+    if failed:
+        raise BadInput("; ".join(f"{label}: {error}" for label, error in failed.items()))
     return 0
