@@ -8,7 +8,7 @@ BENCH ?= .venv-bench
 DEPENDENCIES := $(shell cat pyproject.toml constraints.txt | cksum | tr -d ' \t')
 READY := $(VENV)/.ready-$(DEPENDENCIES)
 
-.PHONY: demo test check format venv clean bench-data bench-eval bench-venv
+.PHONY: demo test check format venv clean bench-data bench-eval bench-transfer bench-venv
 
 demo: venv ## train on the embedded images, evaluate, and show what was learned (under 5 minutes)
 	$(BIN)/cmsf train cmsf-self --out runs/demo
@@ -44,6 +44,10 @@ bench-data: bench-venv ## views and feeding beside lightly, kornia, torchvision:
 
 bench-eval: bench-venv ## k-NN and the linear fit beside faiss, scikit-learn and the bare product: 5 minutes on an idle machine
 	$(BENCH)/bin/python bench/evaluation.py --rounds 5 --out docs/results/bench-eval.json
+
+bench-transfer: venv ## 200 trials of a transfer search on a data set of the size of Pets: 2 minutes, unpruned 10
+	$(BIN)/python bench/transfer.py --out docs/results/bench-transfer.json
+	$(BIN)/python bench/transfer.py --unpruned --out docs/results/bench-transfer-unpruned.json
 
 bench-venv:
 	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)

@@ -1,6 +1,6 @@
 """How long the transfer protocol's search takes on a problem of the size of Oxford Pets.
 
-    python bench/transfer.py
+    python bench/transfer.py --out docs/results/bench-transfer.json
     python bench/transfer.py --unpruned
 
 The features are made up: 37 overlapping classes in 64 of 2,048 dimensions, through a ReLU and normalised like those of
@@ -77,7 +77,10 @@ def main() -> None:
         "command": [Path(word).name if Path(word).is_absolute() else word for word in sys.argv],
         "begun": begun.isoformat(timespec="seconds"),
     }
-    print(json.dumps(report, indent=1, ensure_ascii=False))
+    text = json.dumps(report, indent=1, ensure_ascii=False)
+    print(text)
+    if chosen.out is not None:
+        chosen.out.write_text(text + "\n", encoding="utf-8")
 
 
 def _arguments() -> argparse.Namespace:
@@ -86,6 +89,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--unpruned", action="store_true", help="fit every trial to its end")
+    parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
 
