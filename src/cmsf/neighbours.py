@@ -18,6 +18,8 @@ _BLOCK = 2**26
 """How many numbers one block of the search may hold: 256 MB of float32."""
 _GROUP = 16
 """How many columns share one maximum, by which the search rules most of them out."""
+_WORTH_GROUPS = 32
+"""For each neighbour that is asked for: where there are fewer, looking at every column is as fast."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +256,7 @@ def _greatest(similarity: Float[Tensor, "b n"], k: int) -> tuple[Float[Tensor, "
     """
     columns = similarity.shape[1]
     groups = columns // _GROUP
-    if groups < 8 * k:
+    if groups < _WORTH_GROUPS * k:
         return similarity.topk(k, dim=1)
     first_of_left = groups * _GROUP
     greatest = similarity[:, :first_of_left].unflatten(1, (_GROUP, groups)).amax(1)

@@ -128,7 +128,7 @@ def fit_path(
 ) -> Iterator[tuple[float, Layer]]:
     """Minimise mean cross-entropy + decay / 2 |W|², for each weight decay in turn, starting where the last one ended.
 
-    scikit-learn's, which on a CPU is several times faster than torch's LBFGS.
+    scikit-learn's, in double precision.
     """
     found = label.unique()
     if len(found) < 2:  # nothing to tell apart
