@@ -82,9 +82,11 @@ def test_ruling_out_groups_of_many_rows_loses_none(
 
 @pytest.mark.parametrize("rows", [1024, 1039])
 def test_a_row_is_found_wherever_it_lies(rows: int) -> None:
-    # Each vector is like itself alone. 1039 rows do not make whole groups.
-    vectors, nobody = torch.eye(rows), Own(torch.full((rows,), UNKNOWN))
-    found = nearest_vectors(vectors, vectors, torch.ones(rows, dtype=torch.bool), torch.arange(rows), 1, nobody)
+    # Query j is most like row j, and no two rows tie, so that none is sorted. 1039 rows do not make whole groups.
+    alone, rank = torch.eye(rows, dtype=torch.float64), torch.arange(rows, dtype=torch.float64)[:, None] / rows
+    query, among = torch.cat([2 * alone, torch.ones_like(rank)], dim=1), torch.cat([alone, rank], dim=1)
+    everything, nobody = torch.ones(rows, dtype=torch.bool), Own(torch.full((rows,), UNKNOWN))
+    found = nearest_vectors(query, among, everything, torch.arange(rows), 1, nobody)
     assert torch.equal(found[:, 0], torch.arange(rows))
 
 
