@@ -49,7 +49,7 @@ def make_problem(images: int, features: int, classes: int) -> Problem:
 
 def fit_jobs(problem: Problem) -> list[Job]:
     def cmsf() -> Fitted:
-        ((_, layer),) = fit_path(problem.features, problem.label, (DECAY,))
+        ((_, layer),) = fit_path(problem.features, problem.label, problem.classes, (DECAY,))
         return layer.weight, layer.bias
 
     def scikit_learn(dtype: torch.dtype) -> Fitted:
@@ -61,28 +61,4 @@ def fit_jobs(problem: Problem) -> list[Job]:
         Job("cmsf", cmsf),
         Job("scikit-learn, float32", lambda: scikit_learn(torch.float32)),
         Job("scikit-learn, float64", lambda: scikit_learn(torch.float64)),
-        Job("torch, LBFGS", lambda: torch_lbfgs(problem)),
     ]
-
-
-def torch_lbfgs(problem: Problem) -> Fitted:
-    weight = torch.zeros(problem.classes, problem.features.shape[1], requires_grad=True)
-    bias = torch.zeros(problem.classes, requires_grad=True)
-    optimiser = torch.optim.LBFGS(
-        [weight, bias],
-        max_iter=MOST_ITERATIONS,
-        history_size=10,
-        tolerance_grad=TOLERANCE,
-        tolerance_change=0,
-        line_search_fn="strong_wolfe",
-    )
-
-    def loss() -> Tensor:
-        optimiser.zero_grad()
-        error = cross_entropy(problem.features @ weight.T + bias, problem.label)
-        total = error + DECAY / 2 * weight.square().sum()
-        total.backward()
-        return total
-
-    optimiser.step(loss)
-    return weight.detach(), bias.detach()

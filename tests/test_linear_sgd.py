@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from cmsf.data import Dataset
 from cmsf.evaluation import Extractor, evaluate_linear_sgd
 from cmsf.evaluation.linear import Standardised, fit_path
-from cmsf.evaluation.linear_sgd import fit_by_sgd, learning_rate
+from cmsf.evaluation.linear_sgd import Course, fit_by_sgd
 
 
 def batches(features: Tensor, epochs: int, size: int) -> list[tuple[int, Tensor, Tensor]]:
@@ -25,13 +25,14 @@ def test_the_steps_are_those_of_momentum_sgd_with_a_dropping_rate() -> None:
     """Softmax, its gradient and the update written out by hand."""
     features, label = problem(3, images=60)
     features = features.double()
+    course = Course(102_400)
     plan = batches(features, 40, 20)
-    layer = fit_by_sgd(iter(plan), features, label, lr=0.05)
+    layer = fit_by_sgd(iter(plan), features, label, 3, course)
 
     weight, bias = torch.zeros(3, 8, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
     speed = [torch.zeros_like(weight), torch.zeros_like(bias)]
     for epoch, index, seen in plan:
-        lr = 0.05 if epoch < 15 else 0.005 if epoch < 30 else 0.0005
+        lr = 0.01 if epoch < 15 else 0.001 if epoch < 30 else 0.0001
         scores = seen @ weight.T + bias
         share = scores.exp() / scores.exp().sum(1, keepdim=True)
         for row, image in enumerate(index.tolist()):
@@ -44,11 +45,22 @@ def test_the_steps_are_those_of_momentum_sgd_with_a_dropping_rate() -> None:
     torch.testing.assert_close(layer.bias, bias)
 
 
-def test_the_papers_rate_at_the_papers_length_and_longer_steps_where_there_are_few() -> None:
-    assert learning_rate(200_000) == 0.01
-    assert learning_rate(16_000) == 0.01
-    assert learning_rate(4_000) == pytest.approx(0.04)
-    assert learning_rate(100) == pytest.approx(0.1)
+@pytest.mark.parametrize(
+    ("images", "epochs", "rate", "drops"),
+    [
+        (1_281_167, 40, 0.01, (15, 30)),
+        (102_400, 40, 0.01, (15, 30)),
+        (50_000, 40, 0.0204, (15, 30)),
+        (10_000, 40, 0.1, (15, 30)),
+        (1_000, 400, 0.1, (150, 300)),
+    ],
+)
+def test_the_papers_course_and_more_of_it_where_images_are_few(
+    images: int, epochs: int, rate: float, drops: tuple[int, int]
+) -> None:
+    course = Course(images)
+    assert (course.epochs, course.drops) == (epochs, drops)
+    assert course.rate == pytest.approx(rate, rel=1e-2)
 
 
 def test_both_optimisers_agree_within_half_a_point_on_the_same_features() -> None:
@@ -56,11 +68,11 @@ def test_both_optimisers_agree_within_half_a_point_on_the_same_features() -> Non
     features, label = problem(10, images=6000)
     scale = Standardised.by(features[:4000])
     known, asked = scale(features[:4000]), scale(features[4000:])
-    plan = batches(known, 40, 256)
-    by_sgd = fit_by_sgd(iter(plan), known, label[:4000], learning_rate(len(plan)))
-    ((_, converged),) = fit_path(known, label[:4000], (1e-4,))
+    course = Course(4000)
+    by_sgd = fit_by_sgd(iter(batches(known, course.epochs, 256)), known, label[:4000], 10, course)
+    ((_, converged),) = fit_path(known, label[:4000], 10, (1e-4,))
     ours, theirs = (
-        100 * float((layer(asked, 10).argmax(1) == label[4000:]).double().mean()) for layer in (by_sgd, converged)
+        100 * float((layer(asked).argmax(1) == label[4000:]).double().mean()) for layer in (by_sgd, converged)
     )
     assert 50 < theirs < 95
     assert abs(ours - theirs) <= 0.5

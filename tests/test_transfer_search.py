@@ -17,8 +17,9 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from cmsf.errors import BadInput
+from cmsf.evaluation.layer import Layer
 from cmsf.evaluation.transfer import study as study_module
-from cmsf.evaluation.transfer.lbfgs import Layer, Settings, fit
+from cmsf.evaluation.transfer.lbfgs import Settings, fit
 from cmsf.evaluation.transfer.search import Found, Problem, search
 from cmsf.evaluation.transfer.trial import measure, rungs
 

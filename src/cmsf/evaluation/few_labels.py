@@ -66,10 +66,10 @@ def evaluate_few_labels(features: Extractor, data: Dataset, few: Sequence[Few], 
         if len(some.label.unique()) < 2:
             raise BadInput(f"{some.name} has labels of {len(some.label.unique())} class; two are needed to tell apart")
         train = data.train.part(some.index)
-        known = features(train).cpu()
+        known = features(train)
         scale = Standardised.by(known)
-        layer, chosen = fit_chosen(scale(known), some.label)
-        scores = layer(scale(features(test).cpu()), len(data.classes))
+        layer, chosen = fit_chosen(scale(known), some.label.to(known.device), len(data.classes))
+        scores = layer(scale(features(test))).cpu()
         judged[f"{some.name} linear"] = Judged(hits(scores, test.truth, 1), test.truth)
         network = fine_tune(features, train, some.label, len(data.classes), seed, course)
         judged[f"{some.name} tuned"] = Judged(hits(class_scores(network, test, features), test.truth, 1), test.truth)

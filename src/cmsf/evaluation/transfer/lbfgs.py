@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import log_softmax
+
+from cmsf.evaluation.layer import Layer, NotFinite, Objective
 
 _INNER = 20
 """Updates in one iteration, torch's default."""
@@ -22,22 +23,6 @@ class Settings:
     iterations: int
     lr: float
     weight_decay: float
-
-
-@dataclass(frozen=True)
-class Layer:
-    """W x + b; a class without training images has no weights and a bias of −∞, so that it is never chosen."""
-
-    weight: Float[Tensor, "c f"]
-    bias: Float[Tensor, " c"]
-    diverged: bool = False
-
-    def __call__(self, features: Float[Tensor, "n f"]) -> Float[Tensor, "n c"]:
-        return torch.addmm(self.bias, features, self.weight.T)
-
-
-class _NotFinite(Exception):
-    """The loss has left the numbers: nothing better will come."""
 
 
 def fit(
@@ -60,16 +45,13 @@ def fit(
     good = weight.clone(), bias.clone()
 
     def layer(diverged: bool = False) -> Layer:
-        full = weight.new_zeros(classes, features.shape[1]), bias.new_full((classes,), -torch.inf)
-        for whole, part in zip(full, good if diverged else (weight, bias), strict=True):
-            whole[present] = part
-        return Layer(*full, diverged)
+        return Layer.of(*(good if diverged else (weight, bias)), present, classes, diverged)
 
     for iteration in range(1, settings.iterations + 1):
         asked = objective.asked
         try:
             optimiser.step(objective)
-        except _NotFinite:
+        except NotFinite:
             return layer(diverged=True)
         # The step's last update is not followed by a loss of its own.
         if not (weight.isfinite().all() and bias.isfinite().all()):
@@ -84,35 +66,3 @@ def fit(
         if objective.asked == asked + 1:
             break
     return layer()
-
-
-class Objective:
-    """Mean cross-entropy + decay / 2 |W|², with its gradient (softmax − one-hot)ᵀ X / n + decay W written by hand:
-    two matrix products and little else. Autograd takes a little longer, 4 % at 2,940 × 2,048 × 37 on a CPU."""
-
-    def __init__(
-        self,
-        features: Float[Tensor, "n f"],
-        label: Int[Tensor, " n"],
-        weight: Float[Tensor, "c f"],
-        bias: Float[Tensor, " c"],
-        decay: float,
-    ) -> None:
-        self.asked = 0
-        self._features, self._label, self._decay = features, label[:, None], decay
-        self._weight, self._bias = weight, bias
-        weight.grad, bias.grad = torch.empty_like(weight), torch.empty_like(bias)
-
-    @torch.no_grad()
-    def __call__(self) -> float:
-        self.asked += 1
-        count = len(self._label)
-        log_p = log_softmax(torch.addmm(self._bias, self._features, self._weight.T), 1)
-        true = log_p.gather(1, self._label)
-        loss = float(self._decay / 2 * self._weight.square().sum() - true.mean())
-        if loss - loss != 0:
-            raise _NotFinite
-        wrong = log_p.exp_().scatter_add_(1, self._label, torch.full_like(true, -1)).div_(count)
-        torch.addmm(self._weight, wrong.T, self._features, beta=self._decay, out=self._weight.grad)
-        torch.sum(wrong, 0, out=self._bias.grad)
-        return loss

@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cmsf.evaluation.layer import Layer
 from cmsf.evaluation.measures import hits
-from cmsf.evaluation.transfer.lbfgs import Layer, Settings, fit
+from cmsf.evaluation.transfer.lbfgs import Settings, fit
 
 MOST_ITERATIONS = 1000
 _ITERATIONS = (1, MOST_ITERATIONS)
