@@ -69,15 +69,14 @@ def fine_tune(
     )
     batch, epochs = course.for_images(len(split))
     # The last incomplete batch of an epoch is dropped: BatchNorm cannot learn from one image.
-    plan = [
-        (epoch, index)
-        for epoch in range(epochs)
-        for index in split.order(seed, epoch)[: len(split) // batch * batch].split(batch)
-    ]
+    steps = len(split) // batch
+    plan = (
+        (epoch, index) for epoch in range(epochs) for index in split.order(seed, epoch)[: steps * batch].split(batch)
+    )
     crop = RandomCrop(features.size, scale=SCALE)
     network.train()
     batches = feed(split, plan, {0: crop}, seed=seed, device=features.device, workers=features.workers)
-    for views in shown(batches, f"fine-tuning on {len(split)} labels", len(plan)):
+    for views in shown(batches, f"fine-tuning on {len(split)} labels", epochs * steps):
         optimiser.param_groups[0]["lr"] = course.lr * (0.1 if views.epoch >= course.drop * epochs else 1)
         optimiser.zero_grad()
         scores = network(normalise(views.crop(crop, 0)))

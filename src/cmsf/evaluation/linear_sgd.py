@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -72,12 +72,15 @@ def evaluate_linear_sgd(features: Extractor, data: Dataset) -> Result:
     train, test = judged_splits(data)
     known, asked = features(train), features(test)
     scale, course = Standardised.by(known), Course(len(train))
-    plan = [(epoch, index) for epoch in range(course.epochs) for index in train.order(_SEED, epoch).split(BATCH)]
-    augmented = ((epoch, index, scale(seen)) for epoch, index, seen in _random_views(features, train, plan))
-    clean = ((epoch, index, scale(known[index.to(known.device)])) for epoch, index in plan)
+
+    def plan() -> Iterator[tuple[int, Tensor]]:
+        return ((epoch, index) for epoch in range(course.epochs) for index in train.order(_SEED, epoch).split(BATCH))
+
+    augmented = ((epoch, index, scale(seen)) for epoch, index, seen in _random_views(features, train, plan()))
+    clean = ((epoch, index, scale(known[index.to(known.device)])) for epoch, index in plan())
     judged: dict[str, Judged] = {}
     for name, batches in (("SGD", augmented), ("SGD clean", clean)):
-        seen = shown(batches, f"linear layer by {name}", len(plan))
+        seen = shown(batches, f"linear layer by {name}", course.epochs * course.steps_an_epoch)
         layer = fit_by_sgd(seen, known, train.truth, len(data.classes), course)
         judged |= judge_scores(name, layer(scale(asked)).cpu(), test.truth)
     truth, count = train.truth.to(known.device), len(data.classes)
@@ -115,7 +118,7 @@ def fit_by_sgd(
     return Layer.of(weight.detach(), bias.detach(), present.to(like.device), classes)
 
 
-def _random_views(features: Extractor, split: Split, plan: Sequence[tuple[int, Tensor]]) -> Batches:
+def _random_views(features: Extractor, split: Split, plan: Iterable[tuple[int, Tensor]]) -> Batches:
     """The network's features of one random view an image and epoch."""
     crop = RandomCrop(features.size, scale=SCALE)
     with in_eval_mode(features.backbone) as backbone:
