@@ -238,8 +238,34 @@ def test_runs_may_stand_after_the_evaluations_and_the_table_be_markdown(
     assert result["protocol"]["train images"] == {"1 %": 4, "10 %": 15}
     assert "there is no evaluation 'nothing'" in refusal(capsys, "evaluate", "--with", "knn", "nothing", out)
     assert "RUN" in refusal(capsys, "evaluate", "--with", "knn")
+    assert "--suite is for transfer" in refusal(capsys, "evaluate", out, "--suite", tmp_path / "no.yaml")
     assert "--trials 0" in refusal(capsys, "evaluate", out, "--with", "transfer", "--trials", "0")
-    assert "cannot read" in refusal(capsys, "evaluate", out, "--with", "transfer", "--suite", tmp_path / "no.yaml")
+    # What was found is shown, though the second evaluation cannot be made.
+    assert main(["evaluate", str(out), "--with", "knn", "transfer", "--suite", str(tmp_path / "no.yaml")]) == 2
+    printed = capsys.readouterr()
+    assert "20-NN" in printed.out
+    assert "cannot read" in printed.err
+
+
+def test_few_labels_may_be_given_as_lists_and_searches_kept_in_a_database(
+    bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, few, suite = tmp_path / "run", tmp_path / "few.csv", tmp_path / "suite.yaml"
+    assert main(["train", "cmsf-self", "--data", str(bars), "--out", str(out), *FAST]) == 0
+    assert main(["labels", str(bars), "--per-class", "5", "--out", str(few)]) == 0
+    suite.write_text(f"bars: {bars}\n")
+    database = f"sqlite:///{tmp_path / 'search.db'}"
+    arguments = ["--with", "few-labels", "transfer", "--few", str(few), "--suite", str(suite), "--trials", "2"]
+    capsys.readouterr()
+    assert main(["evaluate", str(out), *arguments, "--storage", database, "--workers", "1", "--threads", "1"]) == 0
+    assert "few linear" in capsys.readouterr().out
+    result = json.loads((out / "results" / "few-labels.json").read_text())
+    assert 10 < result["protocol"]["train images"]["few"] <= 20  # a tenth of all is held out
+    assert {"torch", "threads", "device", "commit"} <= result.keys()
+    assert (tmp_path / "search.db").exists()
+    assert "sqlite" not in (out / "results" / "transfer.json").read_text()
+    assert "data" not in json.loads((out / "results" / "transfer.json").read_text())
+    assert "two lists" in refusal(capsys, "evaluate", out, "--with", "few-labels", "--few", few, few)
 
 
 def test_one_run_that_cannot_be_judged_does_not_keep_others_from_being_compared(

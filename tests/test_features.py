@@ -10,6 +10,7 @@ from helpers import noise_split, write_photos
 from torch import Tensor, nn
 
 from cmsf.data import Split, load, open_source
+from cmsf.errors import BadInput
 from cmsf.evaluation import Extractor
 from cmsf.recipe import Recipe
 
@@ -105,3 +106,20 @@ def test_the_network_keeps_its_mode_and_batchnorm_is_in_eval_mode(tmp_path: Path
     assert network.training
     assert torch.equal(network.layers[1].running_mean, before)
     assert torch.equal(features, Extractor(network.eval(), 12)(split))
+
+
+def test_a_network_that_has_diverged_is_named(tmp_path: Path) -> None:
+    network = Counting()
+    with torch.no_grad():
+        network.layers[0].weight[0] = torch.nan
+    with pytest.raises(BadInput, match="features of 30 of 30 images are not finite"):
+        Extractor(network, 12, kept=tmp_path)(noise_split(30, 0))
+    assert not list(tmp_path.iterdir())
+
+
+def test_features_that_cannot_be_kept_are_used_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    network, split = Counting(), noise_split(30, 0)
+    in_the_way = tmp_path / "features"
+    in_the_way.write_text("a file")
+    assert torch.equal(Extractor(network, 12, kept=in_the_way)(split), Extractor(network, 12)(split))
+    assert "features are not kept" in capsys.readouterr().err

@@ -53,7 +53,7 @@ def test_fine_tuning_moves_a_copy_of_the_whole_network_and_repeats() -> None:
     data, backbone = levels(), network()
     before = {name: value.clone() for name, value in backbone.state_dict().items()}
     features = Extractor(backbone, 12)
-    first, second = (fine_tune(features, data.train, data.train.truth, 3, seed=1) for _ in range(2))
+    first, second = (fine_tune(features, data.train, data.train.truth, 8, 3, seed=1) for _ in range(2))
     for name, value in backbone.state_dict().items():
         assert torch.equal(value, before[name])
     moved = [name for name, value in first[0].state_dict().items() if not torch.equal(value, before[name])]

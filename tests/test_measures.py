@@ -69,3 +69,9 @@ def test_a_mean_of_sets_has_the_interval_of_independent_sets() -> None:
     assert (mean["high"] - mean["low"]) / 2 == pytest.approx((halves[0] ** 2 + halves[1] ** 2) ** 0.5 / 2)
     assert second.figure == pytest.approx(two["value"])
     assert second.figure != pytest.approx(Judged(~right, truth).figure)
+
+
+def test_scores_that_are_no_numbers_are_never_right() -> None:
+    truth = torch.tensor([0, 1, 1])
+    scores = torch.tensor([[torch.nan, torch.nan], [torch.nan, 1.0], [0.0, torch.nan]])
+    assert hits(scores, truth, 1).tolist() == [False, True, False]

@@ -15,7 +15,7 @@ from cmsf.data.labels import Labels
 from cmsf.errors import BadInput
 from cmsf.evaluation import Extractor
 from cmsf.evaluation.transfer import evaluate_transfer, read_suite, searching
-from cmsf.evaluation.transfer.evaluate import pooled
+from cmsf.evaluation.transfer.evaluate import prepare
 from cmsf.evaluation.transfer.splits import Division, Rule, divide, places
 from cmsf.evaluation.transfer.suite import PAPER, paper_suite
 
@@ -58,7 +58,7 @@ def test_every_count_is_that_of_the_papers_table(name: str) -> None:
     provided, labels = pool(STAND_INS[name])
     division = divide(name, provided, labels, wanted.rule, seed=0)
     assert division.counts == wanted.counts
-    assert wanted.compare(division.counts) is None
+    assert wanted.differences(division.counts, len(labels.names)) == []
     assert disjoint(division)
     assert bool(provided["test"][division.test].all())
     assert division.notes == ()
@@ -81,8 +81,9 @@ def test_caltech_has_25_and_5_of_each_class_and_the_rest_to_test(background: boo
     division = divide("caltech101", provided, labels, PAPER["caltech101"].rule, seed=0)
     assert division.counts == ((2550, 510, 6084) if background else (2525, 505, 5647))
     assert disjoint(division)
-    said = PAPER["caltech101"].compare(division.counts)
-    assert said is None if background else "the paper's table has 2550 / 510 / 6084" in str(said)
+    (said,) = PAPER["caltech101"].differences(division.counts, len(labels.names))
+    # The table has the counts of 102 classes, and 101 classes.
+    assert said.startswith("102 classes; the paper's table has 101" if background else "2525 / 505 / 5647 images")
 
 
 def test_the_measures_are_the_tables() -> None:
@@ -139,17 +140,17 @@ def write_sun(root: Path, lists: bool) -> Path:
 @pytest.mark.parametrize("lists", [True, False])
 def test_sun_is_divided_by_its_lists_or_drawn_and_said(lists: bool, tmp_path: Path) -> None:
     root = write_sun(tmp_path, lists)
-    wanted = replace(PAPER["sun397"], source=str(root))
-    source = open_source(root)
-    paths = source.train.images.paths
-    named = ["abbey" if "abbey" in path else "apartment" for path in paths]
-    part = replace(source.train, names=named)
-    source = replace(source, parts={"train": part}, classes=("abbey", "apartment"))
-    _, _, division = pooled(Extractor(nn.Flatten(), 8), wanted, source, seed=0)
-    assert division.counts == (80, 20, 100)
-    even = [int(Path(paths[i]).stem[4:]) % 2 == 0 for i in division.test.tolist()]
-    assert all(even) is lists
-    assert bool(division.notes) is not lists
+    for source in (root, root / "SUN397"):  # as torchvision has it, and the folder itself
+        wanted = replace(PAPER["sun397"], source=str(source))
+        prepared = prepare(wanted, open_source(source), seed=0)
+        assert prepared.labels.names == ("abbey", "apartment_building/outdoor")
+        division, paths = prepared.division, prepared.parts["train"].images.paths
+        assert division.counts == (80, 20, 100)
+        assert torch.cat([division.val, division.train]).unique().numel() == 100
+        even = [int(Path(paths[i]).stem[4:]) % 2 == 0 for i in division.test.tolist()]
+        assert all(even) is lists
+        assert any("the splits were drawn" in note for note in prepared.notes) is not lists
+        assert "2 classes; the paper's table has 397" in prepared.notes
 
 
 @pytest.fixture
@@ -191,6 +192,13 @@ def test_a_folder_joins_the_suite_in_one_line_and_the_papers_names_bring_their_r
         ("birds: {data: x, train: 0.5}", "it takes a number of images a class"),
         ("birds: {data: x, measure: f1}", "use top-1 or mean per class"),
         ("birds: [", "is no YAML"),
+        ("birds: 2024-13-45", "is no YAML"),
+        ("birds: ''", "needs a source of images"),
+        ("birds: {data: x, measure: [top-1]}", "use top-1 or mean per class"),
+        ("birds: {data: x, test: 5}", "has test: 5 images a class, and needs train and val too"),
+        ("birds: {data: x, train: 5}", "has train: 5 images a class, and needs val"),
+        ("birds: x\nbirds: y", "has 'birds' twice"),
+        ("mean: x\nbirds: y", "'mean' for a name"),
     ],
 )
 def test_a_mistake_in_the_suite_is_named(text: str, message: str, tmp_path: Path) -> None:
@@ -202,9 +210,22 @@ def test_without_a_suite_and_without_the_papers_sets_nothing_is_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CMSF_DATA", str(tmp_path))
+    (tmp_path / "torchvision").mkdir()
     with pytest.raises(BadInput, match="none of the paper's ten data sets is at"):
-        paper_suite()
-    assert not list(tmp_path.rglob("*"))
+        paper_suite(print)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_names_that_yaml_would_read_as_something_else_stay_names(tmp_path: Path) -> None:
+    assert [one.name for one in read_suite(suite_file(tmp_path, "no: a\n1: b\n"))] == ["no", "1"]
+
+
+def test_a_mistake_in_the_last_set_shows_before_any_work(birds: Path, tmp_path: Path) -> None:
+    suite = read_suite(suite_file(birds.parent, "birds: birds\nother: missing\n"))
+    network = nn.Flatten()
+    network.register_forward_hook(lambda *_: pytest.fail("images were looked at"))
+    with pytest.raises(BadInput, match=r"there is no .*missing"):
+        evaluate_transfer(Extractor(network, 16), suite, lambda problem, name: pytest.fail("searched"), 0, print)
 
 
 def network() -> nn.Module:
@@ -229,6 +250,7 @@ def test_a_suite_is_searched_and_judged_and_test_labels_decide_nothing(birds: Pa
     one.rename(birds / "aside")
     two.rename(one)
     (birds / "aside").rename(two)
+    search = searching(tmp_path / "anew", trials=6, processes=1, seed=0, storage=None, ray=False)
     other = evaluate_transfer(features, suite[:1], search, 0, said.append)
     assert other.protocol["data sets"]["birds"]["settings"] == about["settings"]
     assert other.accuracy["birds"] != result.accuracy["birds"]

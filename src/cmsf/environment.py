@@ -22,17 +22,19 @@ BIT_FOR_BIT = ("machine", "device", "threads", "python", "torch", "torchvision",
 
 def describe_environment(request: Request, recipe: Resolved, device: str) -> dict[str, Any]:
     """What a run records of itself before it starts."""
+    return {**asdict(request), "seed": recipe.seed, **describe_machine(device), "command": sys.argv}
+
+
+def describe_machine(device: str) -> dict[str, Any]:
+    """What computed a figure."""
     packages = ("torch", "torchvision", "timm", "numpy", "pillow", "cmsf")
     return {
-        **asdict(request),
-        "seed": recipe.seed,
         "device": device,
         "threads": torch.get_num_threads(),
         "machine": f"{platform.machine()}, {_processor()}, {os.cpu_count()} cores, {platform.system()}",
         "python": platform.python_version(),
         **{name: version(name) for name in packages},
         "commit": _commit(),
-        "command": sys.argv,
     }
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from cmsf.assembly import make_encoders
 from cmsf.data import Dataset, Request, Source, arrange, default_workers, load, open_source
+from cmsf.environment import describe_machine
 from cmsf.errors import BadInput, did_you_mean
 from cmsf.evaluation import (
     Extractor,
@@ -40,7 +41,8 @@ _PLAIN: dict[str, Callable[[Extractor, Dataset], Result]] = {
     "linear-sgd": evaluate_linear_sgd,
     "retrieval": evaluate_retrieval,
 }
-METRICS = (*_PLAIN, "few-labels", "transfer")
+TRANSFER = "transfer"
+METRICS = (*_PLAIN, "few-labels", TRANSFER)
 
 
 class Run:
@@ -89,7 +91,7 @@ class Run:
         where = pick_device(device)
         result = self._judge(metric, self.backbone(where), data, where, worker_count(workers), options)
         weights = hashlib.sha256(self.folder.backbone_file.read_bytes()).hexdigest()
-        self._save(metric, result, data, {"weights_sha256": weights})
+        self._save(metric, result, data, where, {"weights_sha256": weights})
         return result.accuracy
 
     def references(
@@ -109,12 +111,16 @@ class Run:
             results["raw pixels"] = evaluate_pixels(self.data(data), self.recipe.size, worker_count(workers))
         results["untrained encoder"] = self._judge(metric, untrained, data, where, worker_count(workers), options)
         for name, result in results.items():
-            self._save(metric, result, data, {"of": name})
+            self._save(metric, result, data, where, {"of": name})
         return {name: result.accuracy for name, result in results.items()}
 
     def result_file(self, metric: str = "knn", data: str | Path | None = None, of: str = "") -> Path:
         """Where an evaluation is written: results/knn.json, with the names of other data and of a reference added."""
-        other = "" if data is None else re.sub(r"[^\w.-]+", "-", Path(data).expanduser().absolute().stem)
+        other = (
+            ""
+            if data is None or metric == TRANSFER
+            else re.sub(r"[^\w.-]+", "-", Path(data).expanduser().absolute().stem)
+        )
         names = filter(None, [metric, other, of.replace(" ", "-")])
         return self.folder.results / f"{'-'.join(names)}.json"
 
@@ -133,7 +139,7 @@ class Run:
         options: dict[str, Any],
     ) -> Result:
         features = Extractor(backbone, self.recipe.size, device, workers, self.folder.features)
-        if metric == "transfer":
+        if metric == TRANSFER:
             return self._transfer(features, workers, **options)
         if metric == "few-labels":
             return self._few_labels(features, data, **options)
@@ -160,10 +166,13 @@ class Run:
         storage: str | None = None,
         ray: bool = False,
     ) -> Result:
-        sets = paper_suite() if suite is None else read_suite(Path(suite).expanduser())
+        say = Screen().say
+        sets = paper_suite(say) if suite is None else read_suite(Path(suite).expanduser())
         folder, seed = self.folder.results / "transfer", self.recipe.seed
         search = searching(folder, trials=trials, processes=max(1, workers), seed=seed, storage=storage, ray=ray)
-        return evaluate_transfer(features, sets, search, seed, Screen().say)
+        result = evaluate_transfer(features, sets, search, seed, say)
+        by = "Ray Tune, OptunaSearch, ASHA" if ray else "Optuna, TPE, successive halving"
+        return result.with_protocol({"searched with": f"{by}, {trials} trials in {max(1, workers)} processes"})
 
     def _load(self, data: str | Path | None) -> Dataset:
         if data is not None:
@@ -178,9 +187,14 @@ class Run:
         self.folder.check_same_images(images)
         return images
 
-    def _save(self, metric: str, result: Result, data: str | Path | None, about: dict[str, str]) -> None:
-        spec = (self.folder.request() if data is None else Request.of(data)).data
-        known = {"metric": metric, "data": spec, "recipe": self.recipe.name} | about
+    def _save(
+        self, metric: str, result: Result, data: str | Path | None, device: torch.device, about: dict[str, str]
+    ) -> None:
+        request = self.folder.request() if data is None else Request.of(data)
+        judged_on = (
+            {} if metric == TRANSFER else {"data": request.data, "val": request.val}
+        )  # its sets are in the protocol
+        known = {"metric": metric, **judged_on, "recipe": self.recipe.name, **about, **describe_machine(str(device))}
         self.folder.save_result(self.result_file(metric, data, about.get("of", "")), known | result.report())
 
 

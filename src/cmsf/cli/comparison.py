@@ -10,7 +10,13 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-_LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--"} | {one: f"\\{one}" for one in "%&#_{}$"}
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "±": r"$\pm$",
+    "–": "--",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+} | {one: f"\\{one}" for one in "%&#_{}$"}
 
 
 @dataclass

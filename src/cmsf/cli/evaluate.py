@@ -43,9 +43,7 @@ def add_parser(commands: Any) -> Parser:
         help="transfer: a YAML of data sets, a line each, as birds: photos/birds (default: those of the paper's ten "
         "that torchvision's folder has)",
     )
-    parser.add_argument(
-        "--trials", metavar="N", default="200", help="transfer: settings to try a data set (default: 200)"
-    )
+    parser.add_argument("--trials", metavar="N", help="transfer: settings to try a data set (default: 200)")
     parser.add_argument(
         "--storage",
         metavar="URL",
@@ -59,6 +57,7 @@ def add_parser(commands: Any) -> Parser:
 
 
 def _evaluate(chosen: argparse.Namespace) -> int:
+    from cmsf.evaluation.transfer import TRIALS
     from cmsf.run import METRICS, Run, check_metric
 
     # `--with knn linear RUN` reads as well as `RUN --with knn linear`, and leaves the run among the metrics.
@@ -68,11 +67,15 @@ def _evaluate(chosen: argparse.Namespace) -> int:
         check_metric(metric)  # a mistake is refused before anything is computed
     if not paths:
         raise BadInput("the following arguments are required: RUN; see cmsf evaluate --help")
+    for metric, flags in (("few-labels", ("few",)), ("transfer", ("suite", "storage", "ray", "trials"))):
+        given = [flag for flag in flags if getattr(chosen, flag)]
+        if given and metric not in metrics:
+            raise BadInput(f"--{given[0]} is for {metric}, which is not asked for; add it: --with {metric}")
     options: dict[str, dict[str, Any]] = {
         "few-labels": {"lists": chosen.few or ()},
         "transfer": {
             "suite": chosen.suite,
-            "trials": whole("--trials", chosen.trials, 1, _MOST_TRIALS, "the paper has 200"),
+            "trials": whole("--trials", chosen.trials, 1, _MOST_TRIALS, "the paper has 200") or TRIALS,
             "storage": chosen.storage,
             "ray": chosen.ray,
         },
@@ -97,7 +100,7 @@ def _evaluate(chosen: argparse.Namespace) -> int:
             failed[label] = error
             comparison.add(label, {})
         run.forget_images()
-    if len(failed) == len(runs):
+    if len(failed) == len(runs) and not any(comparison.rows.values()):
         raise next(iter(failed.values()))
     counted = f"{judged.pop()} test images" if len(judged) == 1 and None not in judged else "the test images"
     comparison.title = f"accuracy on {counted}, %, ± half of its 95 % interval"
@@ -106,5 +109,7 @@ def _evaluate(chosen: argparse.Namespace) -> int:
         files = {f"{metric} protocol": run.result_file(metric, chosen.data) for metric in metrics}
         say_paths(files | {"open": run.folder.neighbours_picture})
     if failed:
-        raise BadInput("; ".join(f"{label}: {error}" for label, error in failed.items()))
+        raise BadInput(
+            "; ".join(f"{label}: {error}" if len(runs) > 1 else str(error) for label, error in failed.items())
+        )
     return 0

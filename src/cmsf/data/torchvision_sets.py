@@ -111,6 +111,14 @@ class SetImages(Images):
             raise TypeError(f"the set gave a {type(picture).__name__}, no image")
         return picture
 
+    def mark(self, i: int) -> bytes | None:
+        """Of the file that the set opens; a set that decodes images at once does not say which."""
+        with suppress(Exception):  # whoever opens it for its pixels says why
+            file = Path(getattr(self.open(i), "filename", "")).absolute()
+            state = file.stat()
+            return f"{file} {state.st_size} {state.st_mtime_ns}".encode() if file.is_file() else None
+        return None
+
     def __getstate__(self) -> dict[str, Any]:
         return {"chosen": self.chosen, "content": None, "paths": self.paths}
 

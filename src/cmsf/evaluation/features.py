@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from cmsf.data import Split, feed
+from cmsf.errors import BadInput
 from cmsf.files import atomically
 from cmsf.progress import shown
 from cmsf.views import CentreCrop, normalise
@@ -41,19 +44,31 @@ class Extractor:
         kept: Path | None = None,
     ) -> None:
         self.backbone, self.size, self.device, self.workers, self.kept = backbone, size, device, workers, kept
-        self.network = "" if kept is None else _hash_of(backbone)
 
     def __call__(self, split: Split) -> Float[Tensor, "n f"]:
         fingerprint = None if self.kept is None else split.fingerprint()
         if self.kept is None or fingerprint is None:
             return self._extract(split)
-        about = [_FORMAT, self.network, fingerprint, transform_name(self.size), LAYER, torch.device(self.device).type]
+        device = torch.device(self.device).type
+        about = [_FORMAT, self.network, fingerprint, self.transform, LAYER, device, torch.__version__]
         file = self.kept / f"{sha256(json.dumps(about).encode()).hexdigest()[:32]}.safetensors"
         features = _read(file)
         if features is None:
             features = self._extract(split)
-            _write(file, features.cpu())
+            try:
+                _write(file, features.cpu())
+            except OSError as error:  # it is for the next time alone
+                print(f"features are not kept in {self.kept}: {error.strerror}", file=sys.stderr)
         return features.to(self.device)
+
+    @cached_property
+    def network(self) -> str:
+        """A hash of its structure and its weights."""
+        found = sha256(repr(self.backbone).encode())
+        for name, value in self.backbone.state_dict().items():
+            found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            found.update(value.detach().cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()
 
     @property
     def transform(self) -> str:
@@ -61,7 +76,11 @@ class Extractor:
 
     def _extract(self, split: Split) -> Float[Tensor, "n f"]:
         batches = feature_batches(self.backbone, split, self.size, self.device, self.workers)
-        return torch.cat(list(shown(batches, "features", -(-len(split) // _BATCH))))
+        features = torch.cat(list(shown(batches, "features", -(-len(split) // _BATCH))))
+        lost = int((~features.isfinite().all(1)).sum())
+        if lost:
+            raise BadInput(f"the network's features of {lost} of {len(split)} images are not finite: it has diverged")
+        return features
 
 
 def feature_batches(
@@ -107,15 +126,6 @@ def clean_views(split: Split, size: int, device: torch.device | str, workers: in
     plan = ((0, index) for index in torch.arange(len(split)).split(_BATCH))
     for batch in feed(split, plan, {0: crop}, seed=0, device=device, workers=workers):
         yield normalise(batch.crop(crop, 0))
-
-
-def _hash_of(network: nn.Module) -> str:
-    """Of its structure and its weights."""
-    found = sha256(repr(network).encode())
-    for name, value in network.state_dict().items():
-        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        found.update(value.detach().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()
 
 
 def _read(file: Path) -> Float[Tensor, "n f"] | None:

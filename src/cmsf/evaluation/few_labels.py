@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -55,23 +56,27 @@ def listed(file: Path, arranged: Dataset, data: Dataset) -> Few:
         raise BadInput(f"{file} has no labels of training images of {data.name}")
     index = torch.tensor([place[arranged.train.paths[i]] for i in there])
     label = torch.tensor([number[arranged.label_names[int(arranged.train.label[i])]] for i in there])
-    return Few(file.stem, f"the list {file.name}", index, label)
+    content = sha256(file.expanduser().read_bytes()).hexdigest()
+    return Few(file.stem, f"the list {file.name} (sha256 {content})", index, label)
 
 
 def evaluate_few_labels(features: Extractor, data: Dataset, few: Sequence[Few], seed: int) -> Result:
     """Both classifiers for each share of labels, on the test images."""
     _, test = judged_splits(data)
+    names = [some.name for some in few]
+    if len(set(names)) < len(names):
+        raise BadInput(f"two lists of labels are called {max(names, key=names.count)}; rename one of them")
     course, judged, described = Course(), {}, {}
     for some in few:
         if len(some.label.unique()) < 2:
             raise BadInput(f"{some.name} has labels of {len(some.label.unique())} class; two are needed to tell apart")
         train = data.train.part(some.index)
-        known = features(train)
+        known = features(data.train)[some.index.to(features.device)]
         scale = Standardised.by(known)
         layer, chosen = fit_chosen(scale(known), some.label.to(known.device), len(data.classes))
         scores = layer(scale(features(test))).cpu()
         judged[f"{some.name} linear"] = Judged(hits(scores, test.truth, 1), test.truth)
-        network = fine_tune(features, train, some.label, len(data.classes), seed, course)
+        network = fine_tune(features, train, some.label, known.shape[1], len(data.classes), seed, course)
         judged[f"{some.name} tuned"] = Judged(hits(class_scores(network, test, features), test.truth, 1), test.truth)
         described[some.name] = {
             "labels": f"{some.origin}: {len(train)} images of {len(some.label.unique())} classes",

@@ -56,14 +56,16 @@ def fine_tune(
     features: Extractor,
     split: Split,
     label: Int[Tensor, " n"],
+    width: int,
     classes: int,
     seed: int,
     course: Course = Course(),
 ) -> nn.Module:
-    """A classifier: a copy of the network with a two-layer head, all of it trained on random views of these images."""
-    backbone = deepcopy(features.backbone)
-    width = features(split.part(torch.arange(1))).shape[1]
-    network = nn.Sequential(backbone, new_head(width, classes, seed)).to(features.device)
+    """A classifier: a copy of the network with a two-layer head, all of it trained on random views of these images.
+
+    width: how many features the network has.
+    """
+    network = nn.Sequential(deepcopy(features.backbone), new_head(width, classes, seed)).to(features.device)
     optimiser = torch.optim.SGD(
         network.parameters(), lr=course.lr, momentum=course.momentum, weight_decay=course.weight_decay
     )

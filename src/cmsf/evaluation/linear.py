@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cmsf.data import Dataset
+from cmsf.errors import BadInput
 from cmsf.evaluation.features import LAYER, Extractor
 from cmsf.evaluation.judged import judged_splits
 from cmsf.evaluation.layer import Layer, Objective
@@ -24,6 +25,7 @@ STANDARDISED = f"{LAYER}, then standardised by the training images' mean and dev
 _MOST_ITERATIONS = 500
 _FLAT = 1e-5
 """No entry of the gradient is larger where a fit has converged."""
+_LEAST = 0.01
 _ENOUGH_FOR_A_TENTH = 5000
 _FOLDS = 5
 _HOLDING_OUT = 0x11EA << 40  # what this use of the hash is for; no epoch is ever so high
@@ -66,7 +68,9 @@ class Standardised:
 
     @classmethod
     def by(cls, features: Float[Tensor, "n f"]) -> Standardised:
-        return cls(features.mean(0), features.std(0, correction=0).clamp_min(1e-6))
+        deviation = features.std(0, correction=0)
+        # What hardly moves in these images would be blown up without bounds in others.
+        return cls(features.mean(0), deviation.clamp_min(max(_LEAST * float(deviation.median()), 1e-6)))
 
     def __call__(self, features: Float[Tensor, "n f"]) -> Float[Tensor, "n f"]:
         return (features - self.mean) / self.deviation
@@ -74,6 +78,8 @@ class Standardised:
 
 def fit_chosen(features: Float[Tensor, "n f"], label: Int[Tensor, " n"], classes: int) -> tuple[Layer, dict[str, Any]]:
     """The layer with the weight decay that does best on images held out, fitted on all; and how that was chosen."""
+    if len(label) < 2:
+        raise BadInput(f"a linear layer needs two labelled training images or more, and there are {len(label)}")
     folds = [aside.to(label.device) for aside in held_out(len(label))]
     paths = [fit_path(features[~aside], label[~aside], classes, WEIGHT_DECAYS) for aside in folds]
     tried: dict[float, float] = {}
@@ -84,8 +90,8 @@ def fit_chosen(features: Float[Tensor, "n f"], label: Int[Tensor, " n"], classes
             for (_, layer), aside in zip(fits, folds, strict=True)
         ]
         tried[decay] = 100 * float(torch.cat(right).double().mean())
-        if tried[decay] < max(tried.values()):
-            break  # weaker ones would only fit more closely still, and take the longest
+        if len(tried) > 2 and max(list(tried.values())[-2:]) < max(tried.values()):
+            break  # two in a row are worse: weaker ones would only fit more closely still, and take the longest
     best = max(tried, key=lambda decay: (tried[decay], decay))
     ((_, layer),) = fit_path(features, label, classes, (best,))
     aside = int(folds[0].sum())

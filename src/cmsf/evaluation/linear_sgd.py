@@ -92,6 +92,7 @@ def evaluate_linear_sgd(features: Extractor, data: Dataset) -> Result:
         "augmentation": f"SGD: random resized crop of {SCALE[0]:g} to {SCALE[1]:g}, mirrored or not; SGD clean: none",
         "LBFGS to convergence at this weight decay, clean, top-1": same,
         "effect of augmentation on top-1, points": effect,
+        "seed of orders and views": _SEED,
         "layer": STANDARDISED,
         "transform": features.transform,
         "train images": len(train),

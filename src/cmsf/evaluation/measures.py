@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -83,6 +83,9 @@ class Result:
         """Per cent."""
         return {name: judged.figure for name, judged in self.judged.items()}
 
+    def with_protocol(self, more: dict[str, Any]) -> Result:
+        return replace(self, protocol=self.protocol | more)
+
     def report(self) -> dict[str, Any]:
         """For a results file: accuracy and its mean per class, each with an interval, and the protocol."""
         measures = {name: judged.report() for name, judged in self.judged.items()}
@@ -90,10 +93,10 @@ class Result:
 
 
 def hits(scores: Float[Tensor, "n c"], truth: Int[Tensor, " n"], k: int) -> Bool[Tensor, " n"]:
-    """Whether the true class is among the k highest scores; equal scores go to the lower class."""
+    """Whether the true class is among the k highest scores; equal scores go to the lower class, and NaN to nobody."""
     mine = scores.gather(1, truth[:, None])
     earlier = torch.arange(scores.shape[1]) < truth[:, None]
-    return ((scores > mine) | ((scores == mine) & earlier)).sum(1) < k
+    return (((scores > mine) | ((scores == mine) & earlier)).sum(1) < k) & ~mine[:, 0].isnan()
 
 
 def share(right: Bool[Tensor, " n"]) -> Measure:

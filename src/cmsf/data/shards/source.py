@@ -93,7 +93,10 @@ class ShardImages(Images):
     def mark(self, i: int) -> bytes | None:
         number, offset, size = self.places[i].tolist()
         shard = self.shards[number]
-        written = 0 if shard.file is None else shard.file.stat().st_mtime_ns
+        try:
+            written = 0 if shard.file is None else shard.file.stat().st_mtime_ns
+        except OSError:  # whoever opens it says why
+            return None
         return f"{shard.url} {self.sizes[number]} {written} {offset} {size}".encode()
 
     def _open_files(self) -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from cmsf.data import Source, Split, open_source
+from cmsf.data import Split, open_source
 from cmsf.data.images import Arrays
 from cmsf.data.labels import Labels
-from cmsf.data.source import Part
+from cmsf.data.source import Part, Source
 from cmsf.evaluation.features import Extractor
 from cmsf.evaluation.linear import STANDARDISED, Standardised
 from cmsf.evaluation.measures import Judged, MeanOf, Result, hits
@@ -22,20 +20,47 @@ from cmsf.evaluation.transfer.lbfgs import fit
 from cmsf.evaluation.transfer.search import Problem
 from cmsf.evaluation.transfer.searching import Search
 from cmsf.evaluation.transfer.splits import Division, divide, places
-from cmsf.evaluation.transfer.suite import TransferSet, listed_parts
+from cmsf.evaluation.transfer.suite import MEAN, TransferSet, class_names, listed_parts
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A data set, opened and divided; no image has been decoded yet."""
+
+    wanted: TransferSet
+    parts: dict[str, Part]
+    labels: Labels
+    division: Division
+
+    @property
+    def notes(self) -> list[str]:
+        return [*self.division.notes, *self.wanted.differences(self.division.counts, len(self.labels.names))]
+
+    @property
+    def study(self) -> str:
+        """A name that stands for these images, labels and splits, on whatever machine they are."""
+        about = sha256("\n".join(path for part in self.parts.values() for path in part.images.paths).encode())
+        for numbers in (self.labels.number, self.division.train, self.division.val):
+            about.update(numbers.numpy().tobytes())
+        about.update(f"{self.labels.names} {self.wanted.per_class}".encode())
+        return about.hexdigest()
 
 
 def evaluate_transfer(
     features: Extractor, suite: Sequence[TransferSet], search: Search, seed: int, say: Callable[[str], None]
 ) -> Result:
     """The test images of each data set of a suite, and the mean over the sets."""
+    prepared = [prepare(wanted, open_source(wanted.source), seed) for wanted in suite]  # mistakes show before any work
+    for one in prepared:
+        for note in one.notes:
+            say(f"{one.wanted.name}: {note}")
     judged: dict[str, Judged | MeanOf] = {}
     described = {}
-    for wanted in suite:
-        judged[wanted.name], described[wanted.name] = _transfer(features, wanted, search, seed, say)
+    for one in prepared:
+        judged[one.wanted.name], described[one.wanted.name] = _transfer(features, one, search)
     each = [one for one in judged.values() if isinstance(one, Judged)]
     if len(each) > 1:
-        judged["mean"] = MeanOf(each)
+        judged[MEAN] = MeanOf(each)
     protocol = {
         "classifier": "one linear layer from zero, cross-entropy, weight decay on the weights, LBFGS (max_iter 20, "
         "history 10)",
@@ -50,15 +75,25 @@ def evaluate_transfer(
     return Result(judged, protocol)
 
 
-def _transfer(
-    features: Extractor, wanted: TransferSet, search: Search, seed: int, say: Callable[[str], None]
-) -> tuple[Judged, dict[str, Any]]:
-    source = open_source(wanted.source)
-    pool, labels, division = pooled(features, wanted, source, seed)
-    notes = [*division.notes, *filter(None, [wanted.compare(division.counts)])]
-    for note in notes:
-        say(f"{wanted.name}: {note}")
-    learned = torch.cat([division.train, division.val])
+def prepare(wanted: TransferSet, source: Source, seed: int) -> Prepared:
+    parts = dict(source.in_order())
+    paths = [path for part in parts.values() for path in part.images.paths]
+    labels = class_names(wanted, paths, [name for part in parts.values() for name in part.names], source.classes)
+    provided, rule, notes = places({name: len(part) for name, part in parts.items()}), wanted.rule, list(source.notes)
+    if wanted.lists is not None and "test" not in parts:
+        listed = listed_parts(wanted, paths)
+        if listed is None:
+            rule = wanted.unlisted
+            notes.append(f"{' and '.join(wanted.lists)} are not there: the splits were drawn")
+        else:
+            provided, labels = listed, labels.only(listed["train"] | listed["test"])
+    division = divide(wanted.name, provided, labels, rule, seed)
+    return Prepared(wanted, parts, labels, division.with_notes(notes))
+
+
+def _transfer(features: Extractor, prepared: Prepared, search: Search) -> tuple[Judged, dict[str, Any]]:
+    wanted, labels, division = prepared.wanted, prepared.labels, prepared.division
+    pool = torch.cat([features(_split(part)).cpu() for part in prepared.parts.values()])
     scale = Standardised.by(pool[division.train])
     problem = Problem(
         scale(pool[division.train]),
@@ -68,7 +103,9 @@ def _transfer(
         len(labels.names),
         wanted.per_class,
     )
-    found = search(problem, f"{wanted.name}-{_digest(problem)}")
+    network = f"{features.network} {features.transform}"
+    found = search(problem, f"{wanted.name}-{sha256((prepared.study + network).encode()).hexdigest()[:16]}")
+    learned = torch.cat([division.train, division.val])
     scale = Standardised.by(pool[learned])
     layer = fit(scale(pool[learned]), labels.number[learned], len(labels.names), found.best)
     truth = labels.number[division.test]
@@ -82,36 +119,11 @@ def _transfer(
         "settings": asdict(found.best),
         "validation": found.value,
         "trials": found.trials,
-        "notes": notes,
+        "notes": prepared.notes,
     }
-
-
-def pooled(
-    features: Extractor, wanted: TransferSet, source: Source, seed: int
-) -> tuple[Float[Tensor, "n f"], Labels, Division]:
-    """Features and labels of all images of a source, one part after the other, and how they are divided."""
-    parts = dict(source.in_order())
-    pool = torch.cat([features(_split(part)).cpu() for part in parts.values()])
-    labels = Labels.of([name for part in parts.values() for name in part.names], source.classes)
-    provided, rule, missing = places({name: len(part) for name, part in parts.items()}), wanted.rule, ""
-    if wanted.lists is not None and "test" not in parts:
-        listed = listed_parts(wanted, source)
-        if listed is None:
-            rule, missing = wanted.unlisted, f"{' and '.join(wanted.lists)} are not there: the splits were drawn"
-        else:
-            provided, labels = listed, labels.only(listed["train"] | listed["test"])
-    division = divide(wanted.name, provided, labels, rule, seed)
-    return pool, labels, replace(division, notes=(*filter(None, [missing]), *division.notes))
 
 
 def _split(part: Part) -> Split:
     images = part.images
     unknown = torch.full((len(part),), -1)
     return Split(images.pictures if isinstance(images, Arrays) else images, images.paths, unknown, unknown)
-
-
-def _digest(problem: Problem) -> str:
-    found = sha256(f"{problem.classes} {problem.per_class}".encode())
-    for tensor in (problem.train, problem.train_label, problem.val, problem.val_label):
-        found.update(tensor.contiguous().numpy().tobytes())
-    return found.hexdigest()[:16]

@@ -58,7 +58,10 @@ def search(
                         work_in_parallel(problem, name, storage, trials, processes, seed, prune, look)
             finally:
                 fail_left_over(study, storage)
-        best, value, number = study.best_trial, study.best_value, counts(study)
+        number = counts(study)
+        if not number["complete"]:
+            raise BadInput(f"none of {finished(study)} trials was fitted to its end; ask for more than {trials}")
+        best, value = study.best_trial, study.best_value
     return Found(
         Settings(**best.params),
         value,

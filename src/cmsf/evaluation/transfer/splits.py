@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Int
@@ -41,6 +41,9 @@ class Division:
     def counts(self) -> tuple[int, int, int]:
         return len(self.train), len(self.val), len(self.test)
 
+    def with_notes(self, notes: Sequence[str]) -> Division:
+        return replace(self, notes=(*notes, *self.notes))
+
 
 def divide(name: str, provided: Mapping[str, Bool[Tensor, " n"]], labels: Labels, rule: Rule, seed: int) -> Division:
     """Divide a pool of images; `provided` says which of them the source has in train, val and test."""
@@ -65,8 +68,7 @@ def divide(name: str, provided: Mapping[str, Bool[Tensor, " n"]], labels: Labels
 def _divide_all(name: str, labels: Labels, rule: Rule, seed: int) -> Division:
     """The first images of each class, in an order by the seed, are for val, the next for training."""
     assert rule.train is not None
-    if not isinstance(rule.val, int):
-        raise BadInput(f"{name}: train: {rule.train} a class needs val as a number of images a class too")
+    assert isinstance(rule.val, int)
     most = int(labels.counts().max()) if len(labels) else 0
     both = rule.train + rule.val
     val = number_of_each_class(labels, rule.val, seed).known

@@ -60,7 +60,7 @@ def _database(url: str) -> RDBStorage:
     try:
         return RDBStorage(url, engine_kwargs=patience, heartbeat_interval=_HEARTBEAT, grace_period=4 * _HEARTBEAT)
     except ArgumentError as error:
-        raise BadInput("the search's storage is neither a path nor a database's URL, such as sqlite:///s.db") from error
+        raise BadInput("--storage takes a database's URL, such as sqlite:///search.db") from error
     except Exception as error:  # a missing driver, a host that does not answer, a schema of another version
         known = make_url(url).render_as_string(hide_password=True)
         raise BadInput(f"{known}: no storage for a search ({str(error).splitlines()[0]})") from error

@@ -102,7 +102,7 @@ class Objective:
 
 class SeededByTrial(BaseSampler):
     """TPE with a seed for each trial, made of the search's seed and the trial's number: no two processes or machines
-    draw the same, and a search that was interrupted goes on as if it had not been."""
+    draw the same, and a search that was stopped between two trials goes on as if it had not been."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import yaml
 from jaxtyping import Bool
 from torch import Tensor
 
-from cmsf.data import Source
+from cmsf.data.labels import Labels
 from cmsf.data.torchvision_sets import default_root, is_on_disk
 from cmsf.errors import BadInput, did_you_mean
 from cmsf.evaluation.measures import ACCURACY, MEAN_PER_CLASS
@@ -29,6 +30,8 @@ class TransferSet:
     """Whether it is measured by the mean over classes, or by top-1."""
     counts: tuple[int, int, int] | None = None
     """Images in train, val and test by the paper's table."""
+    classes: int | None = None
+    """Likewise."""
     remark: str = ""
     """Why other counts may be right, too."""
     lists: tuple[str, str] | None = None
@@ -36,53 +39,71 @@ class TransferSet:
     unlisted: Rule = Rule()
     """The rule where those are missing."""
 
-    def compare(self, counts: tuple[int, int, int]) -> str | None:
-        """What to say where the images are not as many as the paper's."""
-        if self.counts is None or counts == self.counts:
-            return None
-        now, then = (" / ".join(map(str, numbers)) for numbers in (counts, self.counts))
-        return f"{now} images in train / val / test; the paper's table has {then}{self.remark}"
+    def differences(self, counts: tuple[int, int, int], classes: int) -> list[str]:
+        """What to say where images or classes are not as many as the paper's."""
+        found = []
+        if self.counts is not None and counts != self.counts:
+            now, then = (" / ".join(map(str, numbers)) for numbers in (counts, self.counts))
+            found.append(f"{now} images in train / val / test; the paper's table has {then}{self.remark}")
+        if self.classes is not None and classes != self.classes:
+            found.append(f"{classes} classes; the paper's table has {self.classes}")
+        return found
 
 
 PAPER = {
     known.name: known
     for known in (
-        TransferSet("food101", "torchvision:Food101", Rule(val=75), counts=(68175, 7575, 25250)),
-        TransferSet("cifar10", "torchvision:CIFAR10", Rule(val=50), counts=(49500, 500, 10000)),
-        TransferSet("cifar100", "torchvision:CIFAR100", Rule(val=50), counts=(45000, 5000, 10000)),
+        TransferSet("food101", "torchvision:Food101", Rule(val=75), classes=101, counts=(68175, 7575, 25250)),
+        TransferSet("cifar10", "torchvision:CIFAR10", Rule(val=50), classes=10, counts=(49500, 500, 10000)),
+        TransferSet("cifar100", "torchvision:CIFAR100", Rule(val=50), classes=100, counts=(45000, 5000, 10000)),
         TransferSet(
             "sun397",
             "torchvision:SUN397",
             Rule(val=10),
             counts=(15880, 3970, 19850),
+            classes=397,
             lists=("Training_01.txt", "Testing_01.txt"),
             unlisted=Rule(train=40, val=10, test=50),
         ),
-        TransferSet("cars", "torchvision:StanfordCars", Rule(val=0.2), counts=(6509, 1635, 8041)),
-        TransferSet("aircraft", "torchvision:FGVCAircraft", Rule(val=0.2), per_class=True, counts=(5367, 1300, 3333)),
-        TransferSet("dtd", "torchvision:DTD", counts=(1880, 1880, 1880)),
-        TransferSet("pets", "torchvision:OxfordIIITPet", Rule(val=20), per_class=True, counts=(2940, 740, 3669)),
+        TransferSet("cars", "torchvision:StanfordCars", Rule(val=0.2), classes=196, counts=(6509, 1635, 8041)),
+        TransferSet(
+            "aircraft",
+            "torchvision:FGVCAircraft",
+            Rule(val=0.2),
+            per_class=True,
+            classes=100,
+            counts=(5367, 1300, 3333),
+        ),
+        TransferSet("dtd", "torchvision:DTD", classes=47, counts=(1880, 1880, 1880)),
+        TransferSet(
+            "pets", "torchvision:OxfordIIITPet", Rule(val=20), per_class=True, classes=37, counts=(2940, 740, 3669)
+        ),
         TransferSet(
             "caltech101",
             "torchvision:Caltech101",
             Rule(train=25, val=5),
             per_class=True,
             counts=(2550, 510, 6084),
+            classes=101,
             remark=", which are those with the background category; without it they are 2525 / 505 / 5647",
         ),
-        TransferSet("flowers102", "torchvision:Flowers102", per_class=True, counts=(1020, 1020, 6149)),
+        TransferSet("flowers102", "torchvision:Flowers102", per_class=True, classes=102, counts=(1020, 1020, 6149)),
     )
 }
 """The supplement's table "Transfer dataset details". For Caltech-101 its caption says 30 test images a class, and its
 counts have 30 to train and validate on, as we do."""
 
+MEAN = "mean"
 _KEYS = ("data", "like", "train", "val", "test", "measure")
 _MEASURES = {"top-1": False, ACCURACY: False, MEAN_PER_CLASS: True}
 
 
-def paper_suite() -> list[TransferSet]:
+def paper_suite(say: Callable[[str], None]) -> list[TransferSet]:
     """Those of the ten that are on this machine: the others are some 50 GB, which nobody wants by surprise."""
     found = [known for known in PAPER.values() if is_on_disk(known.source.removeprefix("torchvision:"))]
+    missing = [name for name, known in PAPER.items() if known not in found]
+    if found and missing:
+        say(f"left out, for they are not at {default_root()}: {', '.join(missing)}")
     if not found:
         raise BadInput(
             f"none of the paper's ten data sets is at {default_root()}; cmsf data torchvision:Flowers102 fetches one, "
@@ -94,20 +115,25 @@ def paper_suite() -> list[TransferSet]:
 def read_suite(file: Path) -> list[TransferSet]:
     """A YAML of names and sources; a name of the paper's ten brings that set's splits and measure along."""
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        root = yaml.compose(text := file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        content = yaml.safe_load(text)
     except OSError as error:
         raise BadInput(f"cannot read {file}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # a date that is none is a ValueError, and so is a wrong letter
         raise BadInput(f"{file} is no YAML: {' '.join(str(error).split())[:160]}") from None
     if not isinstance(content, dict) or not content:
         raise BadInput(f"{file} names no data sets; it has lines such as birds: photos/birds")
-    return [_read_set(file, str(name), entry) for name, entry in content.items()]
+    names = [str(key.value) for key, _ in root.value]  # what YAML makes of them may be equal, or no text
+    for name in names:
+        if names.count(name) > 1 or name == MEAN:
+            raise BadInput(f"{file} has {name!r} {'twice' if name != MEAN else 'for a name, which the mean has'}")
+    return [_read_set(file, name, entry) for name, entry in zip(names, content.values(), strict=True)]
 
 
 def _read_set(file: Path, name: str, entry: Any) -> TransferSet:
     where = f"{name} in {file}"
     settings = {"data": entry} if isinstance(entry, str) else entry
-    if not isinstance(settings, dict) or not isinstance(settings.get("data"), str):
+    if not isinstance(settings, dict) or not isinstance(settings.get("data"), str) or not settings["data"]:
         raise BadInput(f"{where} needs a source of images, as {name}: photos/{name} or {name}: {{data: photos/{name}}}")
     for key in settings:
         if key not in _KEYS:
@@ -118,12 +144,16 @@ def _read_set(file: Path, name: str, entry: Any) -> TransferSet:
         raise BadInput(f"{where} is to be like {like!r}, which is none of the paper's; {hint}")
     found = replace(PAPER.get(like, TransferSet(name, "")), name=name, source=_from(file.parent, settings["data"]))
     amounts = {key: _amount(where, key, settings[key]) for key in ("train", "val", "test") if key in settings}
+    if "train" in amounts and not isinstance(amounts.get("val"), int):
+        raise BadInput(f"{where} has train: {amounts['train']} images a class, and needs val as such a number too")
+    if "test" in amounts and "train" not in amounts:
+        raise BadInput(f"{where} has test: {amounts['test']} images a class, and needs train and val too")
     if amounts:
-        found = replace(found, rule=Rule(**amounts), counts=None, lists=None)
+        found = replace(found, rule=Rule(**amounts), counts=None, classes=None, lists=None)
     if "measure" in settings:
-        if settings["measure"] not in _MEASURES:
+        if str(settings["measure"]) not in _MEASURES:
             raise BadInput(f"{where} has measure {settings['measure']!r}; use top-1 or {MEAN_PER_CLASS}")
-        found = replace(found, per_class=_MEASURES[settings["measure"]])
+        found = replace(found, per_class=_MEASURES[str(settings["measure"])])
     return found
 
 
@@ -144,16 +174,29 @@ def _from(folder: Path, source: str) -> str:
     return str(folder / Path(source).expanduser())
 
 
-def listed_parts(wanted: TransferSet, source: Source) -> dict[str, Bool[Tensor, " n"]] | None:
+def class_names(
+    wanted: TransferSet, paths: Sequence[str], names: Sequence[str | None], classes: tuple[str, ...]
+) -> Labels:
+    """Of every image of a source. SUN397's folders are a/abbey and a/apartment_building/outdoor: its classes are what
+    is below the letter, and not the first folder."""
+    below_letter = [_below_letter(path) for path in paths] if wanted.lists is not None else []
+    return Labels.of(below_letter) if below_letter and all(below_letter) else Labels.of(names, classes)
+
+
+def _below_letter(path: str) -> str | None:
+    *folders, _ = path.split("/")
+    letter = next((place for place, name in enumerate(folders) if len(name) == 1), None)
+    return None if letter is None else "/".join(folders[letter + 1 :])
+
+
+def listed_parts(wanted: TransferSet, paths: Sequence[str]) -> dict[str, Bool[Tensor, " n"]] | None:
     """Train and test by the lists that lie beside the images, where there are any."""
-    if wanted.lists is None:
-        return None
+    assert wanted.lists is not None
     root = _root(wanted.source)
-    folders = [root, *(root / name for name in ("SUN397", "sun397", "Partitions"))]
+    folders = [root, root.parent, *(root / name for name in ("SUN397", "sun397", "Partitions"))]
     folder = next((one for one in folders if all((one / name).is_file() for name in wanted.lists)), None)
     if folder is None:
         return None
-    paths = [f"/{path}" for path in source.train.images.paths]
     found = {}
     for part, name in zip(("train", "test"), wanted.lists, strict=True):
         listed = {line.strip() for line in (folder / name).read_text(encoding="utf-8").splitlines() if line.strip()}

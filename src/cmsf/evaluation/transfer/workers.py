@@ -78,6 +78,7 @@ def _stop(workers: list[BaseProcess]) -> None:
     for worker in alive:
         worker.join(_PATIENCE)
         worker.kill()
+        worker.join()
 
 
 @contextmanager
