@@ -17,18 +17,19 @@ def test_ray_finds_settings_ends_what_it_started_and_does_not_begin_anew(
 ) -> None:
     ray = pytest.importorskip("ray")
     problem = small_problem()
-    found = search_with_ray(problem, "a", 6, tmp_path, 2, 0)
-    assert sum(found.trials.values()) == 6
+    found = search_with_ray(problem, "a", 24, tmp_path, 2, 0)
+    assert sum(found.trials.values()) == 24
+    assert found.trials["pruned"] > 0
     assert found.trials["failed"] == 0
     layer = fit(problem.train, problem.train_label, problem.classes, found.best)
     assert measure(layer, problem) == found.value
     assert not ray.is_initialized()
     assert capfd.readouterr().out == ""
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)  # one that is there is used, and left
-    again = search_with_ray(problem, "a", 6, tmp_path, 2, 0)
+    again = search_with_ray(problem, "a", 24, tmp_path, 2, 0)
     assert (again.best, again.value, again.trials) == (found.best, found.value, found.trials)
-    with pytest.raises(BadInput, match="begun with 6 trials, not 7"):
-        search_with_ray(problem, "a", 7, tmp_path, 2, 0)
+    with pytest.raises(BadInput, match="begun with 24 trials, not 25"):
+        search_with_ray(problem, "a", 25, tmp_path, 2, 0)
     assert ray.is_initialized()
     ray.shutdown()
 
