@@ -76,7 +76,12 @@ class Extractor:
 
     def _extract(self, split: Split) -> Float[Tensor, "n f"]:
         batches = feature_batches(self.backbone, split, self.size, self.device, self.workers)
-        features = torch.cat(list(shown(batches, "features", -(-len(split) // _BATCH))))
+        features, done = torch.empty(0), 0
+        for batch in shown(batches, "features", -(-len(split) // _BATCH)):
+            if not done:  # memory for all at once: at ImageNet's size there is none for two copies
+                features = batch.new_empty(len(split), batch.shape[1])
+            features[done : done + len(batch)] = batch
+            done += len(batch)
         lost = int((~features.isfinite().all(1)).sum())
         if lost:
             raise BadInput(f"the network's features of {lost} of {len(split)} images are not finite: it has diverged")

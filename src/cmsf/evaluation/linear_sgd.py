@@ -27,7 +27,7 @@ _SEED = 0
 
 
 @dataclass(frozen=True)
-class Course:
+class LinearCourse:
     """The paper's 40 epochs, lr 0.01, × 0.1 at 15 and 30: on ImageNet 200,000 steps.
 
     The few steps that a small set makes would stop it far from where it is going. Longer ones make up for them, as far
@@ -71,7 +71,7 @@ def evaluate_linear_sgd(features: Extractor, data: Dataset) -> Result:
     """One layer on normalised, standardised features of random crops, mirrored or not; and of the clean views alone."""
     train, test = judged_splits(data)
     known, asked = features(train), features(test)
-    scale, course = Standardised.by(known), Course(len(train))
+    scale, course = Standardised.by(known), LinearCourse(len(train))
 
     def plan() -> Iterator[tuple[int, Tensor]]:
         return ((epoch, index) for epoch in range(course.epochs) for index in train.order(_SEED, epoch).split(BATCH))
@@ -104,7 +104,7 @@ def evaluate_linear_sgd(features: Extractor, data: Dataset) -> Result:
 
 
 def fit_by_sgd(
-    batches: Batches, like: Float[Tensor, "n f"], label: Int[Tensor, " n"], classes: int, course: Course
+    batches: Batches, like: Float[Tensor, "n f"], label: Int[Tensor, " n"], classes: int, course: LinearCourse
 ) -> Layer:
     """`like` gives the features' width, type and device."""
     present, place = label.unique(return_inverse=True)

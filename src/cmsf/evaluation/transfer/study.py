@@ -49,7 +49,7 @@ def begin(storage: BaseStorage, name: str, problem: Problem, seed: int, prune: b
 
 def work(study: Study, problem: Problem, trials: int, look: Callable[[], None] = lambda: None) -> None:
     """Run trials until the study has enough, whoever else takes part in it."""
-    objective = Objective(problem, trials)
+    objective = TrialObjective(problem, trials)
     while _wanted(study, trials):
         study.optimize(objective, n_trials=1, catch=(_Surplus,))
         look()
@@ -70,7 +70,7 @@ class _Surplus(Exception):
     """Two processes began the last trial at once, and this one is not needed."""
 
 
-class Objective:
+class TrialObjective:
     def __init__(self, problem: Problem, trials: int) -> None:
         self._problem, self._trials = problem, trials
 

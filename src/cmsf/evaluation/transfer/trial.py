@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from cmsf.evaluation.layer import Layer
-from cmsf.evaluation.measures import hits
+from cmsf.evaluation.measures import Judged, hits
 from cmsf.evaluation.transfer.lbfgs import Settings, fit
 
 MOST_ITERATIONS = 1000
@@ -52,11 +51,7 @@ def draw(trial: Draws) -> Settings:
 
 def measure(layer: Layer, problem: Problem) -> float:
     """Per cent of validation images, or its mean over their classes."""
-    right = hits(layer(problem.val), problem.val_label, 1).double()
-    if not problem.per_class:
-        return 100 * float(right.mean())
-    _, place = problem.val_label.unique(return_inverse=True)
-    return 100 * float((torch.bincount(place, right) / torch.bincount(place)).mean())
+    return Judged(hits(layer(problem.val), problem.val_label, 1), problem.val_label, problem.per_class).figure
 
 
 def rungs(iterations: int) -> list[int]:
