@@ -194,7 +194,7 @@ def test_train_then_evaluate_prints_the_table(bars: Path, tmp_path: Path, capsys
     assert main(["evaluate", str(out), "--references"]) == 0
     table = capsys.readouterr().out
     for words in (
-        "16 test images",
+        "16 of 160 labelled images, held out by seed 0",
         "raw pixels",
         "untrained encoder",
         "trained encoder",
@@ -218,7 +218,7 @@ def test_several_evaluations_share_a_table_and_each_leaves_its_protocol(
     for metric, name in (("knn", "20-nn"), ("linear", "linear top-1"), ("retrieval", "R@5")):
         result = json.loads((out / "results" / f"{metric}.json").read_text())
         measure = result["measures"][name]["accuracy"]
-        assert measure["value"] == pytest.approx(result["accuracy"][name])
+        assert measure["value"] == pytest.approx(result["figures"][name])
         assert measure["low"] <= measure["value"] <= measure["high"]
         assert f"{measure['value']:.2f} ± {(measure['high'] - measure['low']) / 2:.1f}" in table
         assert (out / "results" / f"{metric}-untrained-encoder.json").exists()
@@ -232,7 +232,7 @@ def test_runs_may_stand_after_the_evaluations_and_the_table_be_markdown(
     capsys.readouterr()
     assert main(["evaluate", "--threads", "1", "--format", "markdown", "--with", "knn", "few-labels", str(out)]) == 0
     table = capsys.readouterr().out
-    assert "| trained encoder |" in table
+    assert f"| {out} |" in table
     assert all(words in table for words in ("20-NN", "1 % linear", "10 % tuned"))
     result = json.loads((out / "results" / "few-labels.json").read_text())
     assert result["protocol"]["train images"] == {"1 %": 4, "10 %": 15}
@@ -259,12 +259,12 @@ def test_few_labels_may_be_given_as_lists_and_searches_kept_in_a_database(
     capsys.readouterr()
     assert main(["evaluate", str(out), *arguments, "--storage", database, "--workers", "1", "--threads", "1"]) == 0
     assert "few linear" in capsys.readouterr().out
-    result = json.loads((out / "results" / "few-labels.json").read_text())
+    result = json.loads((out / "results" / "few-labels-few.json").read_text())
     assert 10 < result["protocol"]["train images"]["few"] <= 20  # a tenth of all is held out
     assert {"torch", "threads", "device", "commit"} <= result.keys()
     assert (tmp_path / "search.db").exists()
-    assert "sqlite" not in (out / "results" / "transfer.json").read_text()
-    assert "data" not in json.loads((out / "results" / "transfer.json").read_text())
+    assert "sqlite" not in (out / "results" / "transfer-suite.json").read_text()
+    assert "data" not in json.loads((out / "results" / "transfer-suite.json").read_text())
     assert "two lists" in refusal(capsys, "evaluate", out, "--with", "few-labels", "--few", few, few)
 
 
@@ -293,12 +293,14 @@ def test_transfer_from_a_suite_leaves_its_journal_and_goes_on_from_it(
     suite.write_text(f"bars: {bars}\n")
     arguments = ["evaluate", str(out), "--with", "transfer", "--suite", str(suite), "--workers", "1"]
     assert main([*arguments, "--trials", "3"]) == 0
-    first = json.loads((out / "results" / "transfer.json").read_text())
+    first = json.loads((out / "results" / "transfer-suite.json").read_text())
     assert main([*arguments, "--trials", "5"]) == 0
-    second = json.loads((out / "results" / "transfer.json").read_text())
+    second = json.loads((out / "results" / "transfer-suite.json").read_text())
     assert "bars" in capsys.readouterr().out
     counts = [sum(one["protocol"]["data sets"]["bars"]["trials"].values()) for one in (first, second)]
     assert counts == [3, 5]
+    assert main([*arguments, "--trials", "4"]) == 0
+    assert "5 trials were there already, more than the 4 asked for" in " ".join(capsys.readouterr().err.split())
     assert len(list((out / "results" / "transfer").glob("bars-*.journal"))) == 1
 
 

@@ -19,11 +19,16 @@ def comparison() -> Comparison:
     return found
 
 
+def test_a_mean_per_class_is_marked_and_said(comparison: Comparison) -> None:
+    comparison.caption("2 images")
+    assert comparison.title == "accuracy on 2 images, %, ± half of its 95 % interval; *: mean per class"
+
+
 def test_markdown_has_a_row_a_run_and_a_dash_where_nothing_was_measured(comparison: Comparison) -> None:
     assert comparison.markdown().splitlines() == [
         "accuracy, %",
         "",
-        "|  | 20-NN | 1 % linear | pets |",
+        "|  | 20-NN | 1 % linear | pets* |",
         "| --- | ---: | ---: | ---: |",
         "| runs/a_b | 85.75 ± 1.5 | 70.00 ± 2.0 | – |",
         "| runs/x\\|y | 60.00 ± 0.2 | – | 50.00 ± 1.0 |",
@@ -35,7 +40,7 @@ def test_latex_is_a_booktabs_table_with_nothing_left_to_escape(comparison: Compa
     assert lines[1:6] == [
         r"\begin{tabular}{lrrr}",
         r"\toprule",
-        r" & 20-NN & 1 \% linear & pets \\",
+        r" & 20-NN & 1 \% linear & pets* \\",
         r"\midrule",
         r"runs/a\_b & 85.75 $\pm$ 1.5 & 70.00 $\pm$ 2.0 & -- \\",
     ]

@@ -144,7 +144,7 @@ def test_the_number_in_training_is_the_number_afterwards(bars: Path, tmp_path: P
     accuracy = cmsf.Run(run.path).evaluate("knn")
     assert accuracy == {name: shown[name] for name in accuracy}
     saved = json.loads((run.path / "results" / "knn.json").read_text())
-    assert saved["accuracy"] == accuracy
+    assert saved["figures"] == accuracy
     assert saved["protocol"]["votes"]["20-nn weighted"]["temperature"] == 0.07
 
 

@@ -118,7 +118,7 @@ def test_images_without_a_label_are_in_no_split() -> None:
     provided, labels = pool({"train": [10, 10], "val": [5, 5], "test": [5, 5]})
     labels = labels.only(torch.arange(40) % 2 == 0)
     assert sum(divide("birds", provided, labels, Rule(), seed=0).counts) == 20
-    with pytest.raises(BadInput, match="birds has no labelled images in test"):
+    with pytest.raises(BadInput, match="birds has no labelled images left for test"):
         divide("birds", provided, labels.only(~provided["test"]), Rule(), seed=0)
 
 
@@ -224,8 +224,8 @@ def test_a_mistake_in_the_last_set_shows_before_any_work(birds: Path, tmp_path: 
     suite = read_suite(suite_file(birds.parent, "birds: birds\nother: missing\n"))
     network = nn.Flatten()
     network.register_forward_hook(lambda *_: pytest.fail("images were looked at"))
-    with pytest.raises(BadInput, match=r"there is no .*missing"):
-        evaluate_transfer(Extractor(network, 16), suite, lambda problem, name: pytest.fail("searched"), 0, print)
+    with pytest.raises(BadInput, match=r"data set other: there is no .*missing"):
+        evaluate_transfer(Extractor(network, 16), suite, lambda problem, name: pytest.fail("searched"), 0, 1, print)
 
 
 def network() -> nn.Module:
@@ -238,7 +238,7 @@ def test_a_suite_is_searched_and_judged_and_test_labels_decide_nothing(birds: Pa
     suite = read_suite(suite_file(birds.parent, "birds: birds\nsame: {data: birds, measure: mean per class}\n"))
     search = searching(tmp_path / "kept", trials=6, processes=1, seed=0, storage=None, ray=False)
     features = Extractor(network(), 16)
-    result = evaluate_transfer(features, suite, search, 0, said.append)
+    result = evaluate_transfer(features, suite, search, 0, 6, said.append)
     assert result.accuracy["birds"] > 50
     assert result.accuracy["mean"] == pytest.approx((result.accuracy["birds"] + result.accuracy["same"]) / 2)
     about = result.protocol["data sets"]["birds"]
@@ -251,7 +251,7 @@ def test_a_suite_is_searched_and_judged_and_test_labels_decide_nothing(birds: Pa
     two.rename(one)
     (birds / "aside").rename(two)
     search = searching(tmp_path / "anew", trials=6, processes=1, seed=0, storage=None, ray=False)
-    other = evaluate_transfer(features, suite[:1], search, 0, said.append)
+    other = evaluate_transfer(features, suite[:1], search, 0, 6, said.append)
     assert other.protocol["data sets"]["birds"]["settings"] == about["settings"]
     assert other.accuracy["birds"] != result.accuracy["birds"]
     report = result.report()["measures"]

@@ -30,7 +30,7 @@ def save(folder: Path, learner: Learner, progress: Mapping[str, Any]) -> Path:
     }
     with atomically(path) as temporary:
         torch.save(state, temporary)
-    for old in _all(folder)[:-_KEPT]:
+    for old in (*_all(folder)[:-_KEPT], *folder.glob(".*.part")):  # the run is locked: what is half there is nobody's
         old.unlink()
     return path
 

@@ -11,7 +11,7 @@ from pathlib import Path
 @contextmanager
 def atomically(path: Path) -> Iterator[Path]:
     """A temporary file beside `path` to write to; it takes its place, synced to the disk, once that went well."""
-    temporary = path.with_name(f".{path.name}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")  # two processes may write the same
     try:
         yield temporary
         _sync(temporary)

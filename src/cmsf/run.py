@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ class Run:
         where = pick_device(device)
         result = self._judge(metric, self.backbone(where), data, where, worker_count(workers), options)
         weights = hashlib.sha256(self.folder.backbone_file.read_bytes()).hexdigest()
-        self._save(metric, result, data, where, {"weights_sha256": weights})
+        self._save(metric, result, data, where, {"weights_sha256": weights}, options)
         return result.accuracy
 
     def references(
@@ -111,22 +112,22 @@ class Run:
             results["raw pixels"] = evaluate_pixels(self.data(data), self.recipe.size, worker_count(workers))
         results["untrained encoder"] = self._judge(metric, untrained, data, where, worker_count(workers), options)
         for name, result in results.items():
-            self._save(metric, result, data, where, {"of": name})
+            self._save(metric, result, data, where, {"of": name}, options)
         return {name: result.accuracy for name, result in results.items()}
 
-    def result_file(self, metric: str = "knn", data: str | Path | None = None, of: str = "") -> Path:
-        """Where an evaluation is written: results/knn.json, with the names of other data and of a reference added."""
-        other = (
-            ""
-            if data is None or metric == TRANSFER
-            else re.sub(r"[^\w.-]+", "-", Path(data).expanduser().absolute().stem)
-        )
-        names = filter(None, [metric, other, of.replace(" ", "-")])
+    def result_file(self, metric: str = "knn", data: str | Path | None = None, of: str = "", **options: Any) -> Path:
+        """Where an evaluation is written: results/knn.json, with the names of other data, lists or a suite added."""
+        given = [] if data is None or metric == TRANSFER else [data]
+        given += [*options.get("lists", ()), *filter(None, [options.get("suite")])]
+        others = [re.sub(r"[^\w.-]+", "-", Path(one).expanduser().absolute().stem) for one in given]
+        names = filter(None, [metric, *others, of.replace(" ", "-")])
         return self.folder.results / f"{'-'.join(names)}.json"
 
-    def result(self, metric: str = "knn", data: str | Path | None = None, of: str = "") -> dict[str, Any]:
-        """The evaluation that was written last: accuracy, measures with their intervals, protocol."""
-        found: dict[str, Any] = json.loads(self.result_file(metric, data, of).read_text(encoding="utf-8"))
+    def result(
+        self, metric: str = "knn", data: str | Path | None = None, of: str = "", **options: Any
+    ) -> dict[str, Any]:
+        """The evaluation that was written last: figures, measures with their intervals, protocol."""
+        found: dict[str, Any] = json.loads(self.result_file(metric, data, of, **options).read_text(encoding="utf-8"))
         return found
 
     def _judge(
@@ -170,9 +171,9 @@ class Run:
         sets = paper_suite(say) if suite is None else read_suite(Path(suite).expanduser())
         folder, seed = self.folder.results / "transfer", self.recipe.seed
         search = searching(folder, trials=trials, processes=max(1, workers), seed=seed, storage=storage, ray=ray)
-        result = evaluate_transfer(features, sets, search, seed, say)
+        result = evaluate_transfer(features, sets, search, seed, trials, say)
         by = "Ray Tune, OptunaSearch, ASHA" if ray else "Optuna, TPE, successive halving"
-        return result.with_protocol({"searched with": f"{by}, {trials} trials in {max(1, workers)} processes"})
+        return result.with_protocol({"searched with": f"{by}, in {max(1, workers)} processes"})
 
     def _load(self, data: str | Path | None) -> Dataset:
         if data is not None:
@@ -188,14 +189,20 @@ class Run:
         return images
 
     def _save(
-        self, metric: str, result: Result, data: str | Path | None, device: torch.device, about: dict[str, str]
+        self,
+        metric: str,
+        result: Result,
+        data: str | Path | None,
+        device: torch.device,
+        about: dict[str, str],
+        options: dict[str, Any],
     ) -> None:
         request = self.folder.request() if data is None else Request.of(data)
-        judged_on = (
-            {} if metric == TRANSFER else {"data": request.data, "val": request.val}
-        )  # its sets are in the protocol
-        known = {"metric": metric, **judged_on, "recipe": self.recipe.name, **about, **describe_machine(str(device))}
-        self.folder.save_result(self.result_file(metric, data, about.get("of", "")), known | result.report())
+        # The sets of a transfer are in its protocol.
+        judged_on = {} if metric == TRANSFER else {"data": request.data, "val": request.val}
+        known = {"metric": metric, **judged_on, "recipe": self.recipe.name, **about}
+        known |= {"written": datetime.now(UTC).isoformat(timespec="seconds"), **describe_machine(str(device))}
+        self.folder.save_result(self.result_file(metric, data, about.get("of", ""), **options), known | result.report())
 
 
 def load_images(source: Source, request: Request, recipe: Recipe, size: int, folder: RunFolder) -> Dataset:

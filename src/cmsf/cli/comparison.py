@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+MEAN_PER_CLASS = "mean per class"
 _LATEX = {
     "\\": r"\textbackslash{}",
     "±": r"$\pm$",
@@ -49,7 +50,7 @@ class Comparison:
         columns = "l" + "r" * (len(header) - 1)
         return "\n".join(
             [
-                f"% {self.title}",
+                f"% {self.title}; needs \\usepackage{{booktabs}}",
                 rf"\begin{{tabular}}{{{columns}}}",
                 r"\toprule",
                 lines[0],
@@ -78,9 +79,20 @@ class Comparison:
             table.add_row(*map(escape, row))
         return table
 
+    def caption(self, judged_on: str) -> None:
+        """What is measured, on what."""
+        starred = (
+            "; *: mean per class" if any(self._mark(column) for row in self.rows.values() for column in row) else ""
+        )
+        self.title = f"accuracy on {judged_on}, %, ± half of its 95 % interval{starred}"
+
+    def _mark(self, column: str) -> str:
+        found = (row[column] for row in self.rows.values() if column in row)
+        return "*" if any(measures["quoted"] == MEAN_PER_CLASS for measures in found) else ""
+
     def _cells(self) -> list[list[str]]:
         columns = list(dict.fromkeys(column for measures in self.rows.values() for column in measures))
-        header = ["", *(column.replace("-nn", "-NN") for column in columns)]
+        header = ["", *(column.replace("-nn", "-NN") + self._mark(column) for column in columns)]
         return [
             header,
             *([name, *(_cell(found.get(column)) for column in columns)] for name, found in self.rows.items()),

@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> Parser:
         description="Accuracy on frozen features. knn: the paper's majority vote, k = 1 and 20, and a weighted vote. "
         "linear: a linear layer, fitted to convergence on clean views. linear-sgd: the paper's, 40 epochs of SGD on "
         "random views, and the same on clean ones. few-labels: a linear layer and the whole network fine-tuned, with "
-        "1 %% and 10 %% of the labels. transfer: a linear layer on other data sets, its settings searched for. "
+        "1 % and 10 % of the labels. transfer: a linear layer on other data sets, its settings searched for. "
         "retrieval: R@1, 5 and 10.",
     )
     parser.add_argument("runs", metavar="RUN", nargs="*", help="run folders")
@@ -86,28 +86,29 @@ def _evaluate(chosen: argparse.Namespace) -> int:
     comparison, judged = Comparison(), set()
     failed: dict[str, BadInput] = {}
     for number, run in enumerate(runs):
-        label = "trained encoder" if len(runs) == 1 else str(run.path)
+        label = "trained encoder" if len(runs) == 1 and chosen.format == "table" else str(run.path)
         try:
             for metric in metrics:
                 asked = options.get(metric, {})
                 for name in run.references(metric, *machine, **asked) if chosen.references and number == 0 else ():
-                    comparison.add(name, run.result(metric, chosen.data, name)["measures"])
+                    comparison.add(name, run.result(metric, chosen.data, name, **asked)["measures"])
                 run.evaluate(metric, *machine, **asked)
-                result = run.result(metric, chosen.data)
+                result = run.result(metric, chosen.data, **asked)
                 comparison.add(label, result["measures"])
-                judged.add(result["protocol"].get("test images"))
+                judged.add(result["protocol"].get("test split"))
         except BadInput as error:  # of one run; the others are still to be compared
             failed[label] = error
             comparison.add(label, {})
         run.forget_images()
     if len(failed) == len(runs) and not any(comparison.rows.values()):
         raise next(iter(failed.values()))
-    counted = f"{judged.pop()} test images" if len(judged) == 1 and None not in judged else "the test images"
-    comparison.title = f"accuracy on {counted}, %, ± half of its 95 % interval"
+    comparison.caption(judged.pop() if len(judged) == 1 and None not in judged else "the test images")
     comparison.show(chosen.format)
     for run in runs if chosen.format == "table" and not failed else ():
-        files = {f"{metric} protocol": run.result_file(metric, chosen.data) for metric in metrics}
-        say_paths(files | {"open": run.folder.neighbours_picture})
+        files = {
+            f"{metric} protocol": run.result_file(metric, chosen.data, **options.get(metric, {})) for metric in metrics
+        }
+        say_paths(files | ({"open": run.folder.neighbours_picture} if "knn" in metrics else {}))
     if failed:
         raise BadInput(
             "; ".join(f"{label}: {error}" if len(runs) > 1 else str(error) for label, error in failed.items())

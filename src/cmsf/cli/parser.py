@@ -51,7 +51,7 @@ def workers(text: str | None) -> int | None:
 
 def whole(flag: str, text: str | None, least: int, most: int, hint: str) -> int | None:
     if text is not None and (not text.isdecimal() or not least <= int(text) <= most):
-        raise BadInput(f"{flag} {text} will not do; it takes a whole number to {most}, {hint}")
+        raise BadInput(f"{flag} {text} will not do; it takes a whole number from {least} to {most}, {hint}")
     return None if text is None else int(text)
 
 

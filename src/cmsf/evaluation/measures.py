@@ -84,9 +84,9 @@ class Result:
         return replace(self, protocol=self.protocol | more)
 
     def report(self) -> dict[str, Any]:
-        """For a results file: accuracy and its mean per class, each with an interval, and the protocol."""
+        """For a results file: the figures to quote, accuracy and mean per class with an interval, and the protocol."""
         measures = {name: judged.report() for name, judged in self.judged.items()}
-        return {"accuracy": self.accuracy, "measures": measures, "protocol": self.protocol | {"interval": INTERVAL}}
+        return {"figures": self.accuracy, "measures": measures, "protocol": self.protocol | {"interval": INTERVAL}}
 
 
 def hits(scores: Float[Tensor, "n c"], truth: Int[Tensor, " n"], k: int) -> Bool[Tensor, " n"]:

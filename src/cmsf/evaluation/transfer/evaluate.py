@@ -13,6 +13,7 @@ from cmsf.data import Split, open_source
 from cmsf.data.images import Arrays
 from cmsf.data.labels import Labels
 from cmsf.data.source import Part, Source
+from cmsf.errors import BadInput
 from cmsf.evaluation.features import Extractor
 from cmsf.evaluation.linear import STANDARDISED, Standardised
 from cmsf.evaluation.measures import Judged, MeanOf, Result, hits
@@ -47,17 +48,26 @@ class Prepared:
 
 
 def evaluate_transfer(
-    features: Extractor, suite: Sequence[TransferSet], search: Search, seed: int, say: Callable[[str], None]
+    features: Extractor,
+    suite: Sequence[TransferSet],
+    search: Search,
+    seed: int,
+    trials: int,
+    say: Callable[[str], None],
 ) -> Result:
-    """The test images of each data set of a suite, and the mean over the sets."""
-    prepared = [prepare(wanted, open_source(wanted.source), seed) for wanted in suite]  # mistakes show before any work
+    """The test images of each data set of a suite, and the mean over the sets; `trials` are what is asked for."""
+    prepared = [_opened(wanted, seed) for wanted in suite]  # mistakes show before any work
     for one in prepared:
         for note in one.notes:
             say(f"{one.wanted.name}: {note}")
     judged: dict[str, Judged | MeanOf] = {}
     described = {}
     for one in prepared:
-        judged[one.wanted.name], described[one.wanted.name] = _transfer(features, one, search)
+        judged[one.wanted.name], about = _transfer(features, one, search)
+        described[one.wanted.name] = about
+        finished = about["trials"]["complete"] + about["trials"]["pruned"]
+        if finished > trials:
+            say(f"{one.wanted.name}: {finished} trials were there already, more than the {trials} asked for; all count")
     each = [one for one in judged.values() if isinstance(one, Judged)]
     if len(each) > 1:
         judged[MEAN] = MeanOf(each)
@@ -73,6 +83,13 @@ def evaluate_transfer(
         "data sets": described,
     }
     return Result(judged, protocol)
+
+
+def _opened(wanted: TransferSet, seed: int) -> Prepared:
+    try:
+        return prepare(wanted, open_source(wanted.source), seed)
+    except BadInput as error:
+        raise BadInput(f"data set {wanted.name}: {error}") from None
 
 
 def prepare(wanted: TransferSet, source: Source, seed: int) -> Prepared:

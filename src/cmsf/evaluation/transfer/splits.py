@@ -88,7 +88,7 @@ def _checked(name: str, train: Tensor, val: Tensor, test: Tensor, notes: tuple[s
     empty = [part for part, chosen in parts.items() if not chosen.any()]
     if empty:
         counts = ", ".join(f"{int(chosen.sum())} in {part}" for part, chosen in parts.items())
-        raise BadInput(f"{name} has no labelled images in {empty[0]} ({counts}); it needs all three")
+        raise BadInput(f"{name} has no labelled images left for {empty[0]} ({counts}); it needs all three")
     return Division(train.nonzero()[:, 0], val.nonzero()[:, 0], test.nonzero()[:, 0], notes)
 
 

@@ -119,6 +119,9 @@ def read_suite(file: Path) -> list[TransferSet]:
         content = yaml.safe_load(text)
     except OSError as error:
         raise BadInput(f"cannot read {file}: {error.strerror}") from None
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f" in line {error.problem_mark.line + 1}"
+        raise BadInput(f"{file} is no YAML: {error.problem}{line}") from None
     except (yaml.YAMLError, ValueError) as error:  # a date that is none is a ValueError, and so is a wrong letter
         raise BadInput(f"{file} is no YAML: {' '.join(str(error).split())[:160]}") from None
     if not isinstance(content, dict) or not content:
