@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,7 +53,7 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.folder = RunFolder(Path(path).expanduser())
         self.recipe = self.folder.recipe()
-        self._loaded: tuple[str, Dataset] | None = None
+        self._kept: dict[str, Dataset] | None = None
 
     @property
     def path(self) -> Path:
@@ -65,13 +66,21 @@ class Run:
     def data(self, data: str | Path | None = None) -> Dataset:
         """The images of the run, which must not have changed since, or others; as the run sees them."""
         key = str(data)
-        if self._loaded is None or self._loaded[0] != key:
-            self._loaded = (key, self._load(data))
-        return self._loaded[1]
+        if self._kept is not None and key in self._kept:
+            return self._kept[key]
+        images = self._load(data)
+        if self._kept is not None:
+            self._kept[key] = images
+        return images
 
-    def forget_images(self) -> None:
-        """Free the memory of what was loaded."""
-        self._loaded = None
+    @contextmanager
+    def images_kept(self) -> Iterator[None]:
+        """Several evaluations in a row load the images once."""
+        self._kept = {}
+        try:
+            yield
+        finally:
+            self._kept = None
 
     def evaluate(
         self,

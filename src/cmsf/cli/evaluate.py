@@ -88,18 +88,18 @@ def _evaluate(chosen: argparse.Namespace) -> int:
     for number, run in enumerate(runs):
         label = "trained encoder" if len(runs) == 1 and chosen.format == "table" else str(run.path)
         try:
-            for metric in metrics:
-                asked = options.get(metric, {})
-                for name in run.references(metric, *machine, **asked) if chosen.references and number == 0 else ():
-                    comparison.add(name, run.result(metric, chosen.data, name, **asked)["measures"])
-                run.evaluate(metric, *machine, **asked)
-                result = run.result(metric, chosen.data, **asked)
-                comparison.add(label, result["measures"])
-                judged.add(result["protocol"].get("test split"))
+            with run.images_kept():
+                for metric in metrics:
+                    asked = options.get(metric, {})
+                    for name in run.references(metric, *machine, **asked) if chosen.references and number == 0 else ():
+                        comparison.add(name, run.result(metric, chosen.data, name, **asked)["measures"])
+                    run.evaluate(metric, *machine, **asked)
+                    result = run.result(metric, chosen.data, **asked)
+                    comparison.add(label, result["measures"])
+                    judged.add(result["protocol"].get("test split"))
         except BadInput as error:  # of one run; the others are still to be compared
             failed[label] = error
             comparison.add(label, {})
-        run.forget_images()
     if len(failed) == len(runs) and not any(comparison.rows.values()):
         raise next(iter(failed.values()))
     comparison.caption(judged.pop() if len(judged) == 1 and None not in judged else "the test images")
