@@ -10,7 +10,6 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-MEAN_PER_CLASS = "mean per class"
 _LATEX = {
     "\\": r"\textbackslash{}",
     "±": r"$\pm$",
@@ -87,6 +86,8 @@ class Comparison:
         self.title = f"accuracy on {judged_on}, %, ± half of its 95 % interval{starred}"
 
     def _mark(self, column: str) -> str:
+        from cmsf.evaluation.measures import MEAN_PER_CLASS  # not above: `cmsf --help` should not wait for torch
+
         found = (row[column] for row in self.rows.values() if column in row)
         return "*" if any(measures["quoted"] == MEAN_PER_CLASS for measures in found) else ""
 

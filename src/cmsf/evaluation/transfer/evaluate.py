@@ -128,6 +128,7 @@ def _transfer(features: Extractor, prepared: Prepared, search: Search) -> tuple[
     truth = labels.number[division.test]
     judged = Judged(hits(layer(scale(pool[division.test])), truth, 1), truth, wanted.per_class)
     train, val, test = division.counts
+    diverged = ["the last fit diverged, and was judged by its last finite weights"] if layer.diverged else []
     return judged, {
         "data": wanted.source,
         "images": {"train": train, "val": val, "test": test},
@@ -136,7 +137,7 @@ def _transfer(features: Extractor, prepared: Prepared, search: Search) -> tuple[
         "settings": asdict(found.best),
         "validation": found.value,
         "trials": found.trials,
-        "notes": prepared.notes,
+        "notes": prepared.notes + diverged,
     }
 
 

@@ -19,7 +19,6 @@ def searching(folder: Path, *, trials: int, processes: int, seed: int, storage: 
     """storage: the URL of a database that several machines may share; else each study is a journal in the folder."""
     if ray and storage is not None:
         raise BadInput("--storage is Optuna's, and Ray keeps its own; leave out one of --storage and --ray")
-    folder.mkdir(parents=True, exist_ok=True)
     if ray:
         from cmsf.evaluation.transfer.ray_search import search_with_ray
 
