@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -96,3 +97,23 @@ class Dataset:
     """What was left out because it could not be read, and of which split."""
     in_memory: bool = True
     """Whether the images were decoded once and for all."""
+    groups: Mapping[str, str] = field(default_factory=dict)
+    """What each class is called as a label, where labels are coarse."""
+
+    def as_label(self, truth: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+        """True classes by the numbers of `label`, UNKNOWN where no label is called so; for analysis and judging."""
+        number = {name: place for place, name in enumerate(self.label_names)}
+        called = [number.get(self.groups.get(name, name), UNKNOWN) for name in self.classes]
+        return torch.tensor([*called, UNKNOWN])[truth]  # the last is for UNKNOWN, which is -1
+
+    def unlabelled_classes(self) -> list[str]:
+        """Classes of the images, under their names as labels, of which no training image is labelled.
+
+        None where labels have names of their own, for then nobody knows what is missing.
+        """
+        train = self.train
+        there = train.truth if self.test is None else torch.cat([train.truth, self.test.truth])
+        wanted = [self.classes[number] for number in there[there != UNKNOWN].unique().tolist()]
+        named = {self.label_names[number] for number in train.label[train.labelled].unique().tolist()}
+        expected = dict.fromkeys(self.groups.get(name, name) for name in wanted)
+        return [name for name in expected if name not in named] if named & expected.keys() else []

@@ -14,7 +14,7 @@ from torch import Tensor
 from cmsf.data.dataset import Dataset, Split
 from cmsf.data.decoding import shrink
 from cmsf.data.images import Arrays, Files, Images, Unreadable, unreadable_message
-from cmsf.data.labels import Labels, changed
+from cmsf.data.labels import Labels, changed, read_groups
 from cmsf.data.lists import match_labels
 from cmsf.data.source import Part, Source, ordered
 from cmsf.errors import BadInput
@@ -90,7 +90,8 @@ def arrange(source: Source, recipe: Recipe, *, labels: Path | None = None, val: 
         replaced, known = int((label.number != clean.number).sum()), int(clean.known.sum())
         notes.append(f"{replaced} of {known} labels were replaced by noise ({100 * replaced / max(1, known):.2f} %)")
     everything = replace(everything, label=label.number)
-    return Dataset(source.name, classes, label.names, everything, held_out, origin, tuple(notes))
+    groups = {} if recipe.coarse_labels == "none" else read_groups(recipe.coarse_labels)
+    return Dataset(source.name, classes, label.names, everything, held_out, origin, tuple(notes), groups=groups)
 
 
 def hold_out(everything: Split, seed: int) -> tuple[Split, Split | None, str]:
