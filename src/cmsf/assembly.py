@@ -7,23 +7,28 @@ from dataclasses import asdict, replace
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
+from torch.amp import GradScaler
 
 from cmsf.backbones import feature_width, make_backbone
 from cmsf.bank import MemoryBank
+from cmsf.classifiers import Classifier, Course, Layers, Vote
 from cmsf.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
 from cmsf.data import Dataset
 from cmsf.encoders import Encoders
 from cmsf.errors import BadInput
-from cmsf.knowledge import GivenLabels, Knowledge, Nothing, PreviousEpoch, ThirdView
+from cmsf.knowledge import GivenLabels, Knowledge, Nothing, PreviousEpoch, PseudoLabels, ThirdView
 from cmsf.learner import Learner
 from cmsf.objectives import MeanShift, Term
+from cmsf.precision import Precision
 from cmsf.recipe import AUTO, Recipe, Resolved
+from cmsf.rows import UNKNOWN
 from cmsf.views import Augmentation, RandomCrop
 
 LARGEST_SMALL_IMAGE = 64
 _LARGEST_AUTO_BANK = 128_000
 _MANY_IMAGES = 20_000
 _PAPERS_CROP, _SWAV_CROP = 0.2, 0.14
+_VOTES = 20
 
 
 def resolve(recipe: Recipe, data: Dataset, typical_side: int) -> Resolved:
@@ -45,6 +50,8 @@ def resolve(recipe: Recipe, data: Dataset, typical_side: int) -> Resolved:
     _check_neighbours(recipe, bank)
     if recipe.constraint == "label":
         _check_labels(recipe, data)
+    if recipe.pseudo_labels != "none":
+        _check_pseudo_labels(recipe, data)
     if recipe.warmup_epochs >= recipe.epochs:
         raise BadInput(f"--warmup-epochs {recipe.warmup_epochs} leaves nothing of --epochs {recipe.epochs}; use fewer")
     size = view_size(recipe, typical_side)
@@ -92,13 +99,16 @@ def make_encoders(recipe: Resolved) -> Encoders:
         torch.manual_seed(recipe.seed)
         backbone = empty_backbone(recipe)
         width = feature_width(backbone, recipe.backbone, recipe.size)
-        return Encoders(backbone, width, recipe.projection_hidden, recipe.projection_dim)
+        precision = Precision(recipe.precision)
+        return Encoders(backbone, width, recipe.projection_hidden, recipe.projection_dim, precision)
 
 
 def make_learner(recipe: Resolved, label: Int[Tensor, " n"], device: torch.device | str) -> Learner:
     """The learner of a resolved recipe, for as many images as there are labels."""
+    device, precision = torch.device(device), Precision(recipe.precision)
+    if device.type == "mps" and recipe.precision == "fp64":
+        raise BadInput("--precision fp64 is not to be had on mps; use --device cpu")
     encoders = make_encoders(recipe).to(device)
-    dim = encoders.dim
     strong = Augmentation(
         RandomCrop(recipe.size, (recipe.strong_crop, 1.0), flip=recipe.flip),
         jitter=recipe.jitter,
@@ -111,10 +121,10 @@ def make_learner(recipe: Resolved, label: Int[Tensor, " n"], device: torch.devic
         solarise=recipe.solarise,
     )
     extra = RandomCrop(recipe.extra_size, (recipe.extra_crop_least, recipe.extra_crop_most), flip=recipe.flip)
-    constraint, knowledge = _constraint_and_knowledge(recipe, label.to(device), dim)
+    constraint, knowledge = _constraint_and_knowledge(recipe, label.to(device), encoders.dim)
     return Learner(
         encoders=encoders,
-        bank=MemoryBank(recipe.bank_size, dim, knowledge.companion_dim, device=device),
+        bank=MemoryBank(recipe.bank_size, encoders.dim, knowledge.companion_dim, device=device, dtype=precision.dtype),
         knowledge=knowledge,
         objective=_objective(recipe, constraint),
         weak=Augmentation(RandomCrop(recipe.size, (recipe.weak_crop, 1.0), flip=recipe.flip)),
@@ -124,16 +134,34 @@ def make_learner(recipe: Resolved, label: Int[Tensor, " n"], device: torch.devic
         optimiser=torch.optim.SGD(
             encoders.learning(), lr=recipe.lr, momentum=recipe.sgd_momentum, weight_decay=recipe.weight_decay
         ),
+        scaler=GradScaler(device.type, enabled=precision.scales_loss),
     )
 
 
 def _constraint_and_knowledge(recipe: Recipe, label: Tensor, dim: int) -> tuple[Constraint, Knowledge]:
+    precision = Precision(recipe.precision)
+    if recipe.constraint == "label" and recipe.pseudo_labels != "none":
+        classifier, offline = _classifier(recipe, label, dim), recipe.pseudo_cache == "offline"
+        return SameLabel(), PseudoLabels(label, dim, classifier, recipe.pseudo_threshold, offline, precision.dtype)
     if recipe.constraint == "label":
         return SameLabel(), GivenLabels(label)
     if recipe.constraint == "companion":
-        cached = recipe.companions == "previous-epoch"
-        return NearCompanion(recipe.companion_k), PreviousEpoch(len(label), dim) if cached else ThirdView(dim)
+        constraint = NearCompanion(recipe.companion_k)
+        if recipe.companions == "third-view":
+            return constraint, ThirdView(dim)
+        return constraint, PreviousEpoch(len(label), dim, precision.resting)
     return Unconstrained(), Nothing()
+
+
+def _classifier(recipe: Recipe, label: Tensor, dim: int) -> Classifier:
+    dtype, known = Precision(recipe.precision).dtype, label[label != UNKNOWN]
+    classes, count = int(known.max()) + 1, known.bincount()
+    if recipe.pseudo_labels == "knn":
+        made: Classifier = Vote(len(known), dim, classes, min(_VOTES, int(count[count > 0].min())), dtype)
+    else:
+        hidden = {"linear": 0, "mlp-2": 1, "mlp-3": 2}[recipe.pseudo_labels]
+        made = Layers(dim, classes, hidden, Course(recipe.pseudo_epochs, recipe.pseudo_lr), recipe.seed)
+    return made.to(label.device, dtype)
 
 
 def _objective(recipe: Recipe, constraint: Constraint) -> MeanShift:
@@ -178,4 +206,29 @@ def _check_labels(recipe: Recipe, data: Dataset) -> None:
     if recipe.k == "all" and labelled < images:
         raise BadInput(
             f"--k all pulls an image to its whole class, and {images - labelled} of {images} have none; use --k 10"
+        )
+
+
+def _check_pseudo_labels(recipe: Recipe, data: Dataset) -> None:
+    images = len(data.train)
+    if recipe.constraint != "label":
+        raise BadInput(
+            f"--pseudo-labels {recipe.pseudo_labels} needs --constraint label; use it, or --pseudo-labels none"
+        )
+    if len(data.train.labelled) == images:
+        raise BadInput(
+            f"every one of the {images} images has a label, so there is nothing to guess; "
+            "use cmsf-sup, or fewer labels with --label-share 0.1 or --labels"
+        )
+    check_every_class_labelled(data)
+
+
+def check_every_class_labelled(data: Dataset) -> None:
+    """A class without labels could never be guessed, and its images would all be taken for others."""
+    missing = data.unlabelled_classes()
+    if missing:
+        shown = ", ".join(map(repr, missing[:3])) + (" …" if len(missing) > 3 else "")
+        raise BadInput(
+            f"{len(missing)} of the classes of {data.name} have no labelled training image ({shown}); "
+            "label one of each at least, or leave their images out"
         )

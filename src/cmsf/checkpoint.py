@@ -25,6 +25,7 @@ def save(folder: Path, learner: Learner, progress: Mapping[str, Any]) -> Path:
         "encoders": learner.encoders.state_dict(),
         "optimiser": learner.optimiser.state_dict(),
         "bank": learner.bank.state_dict(),
+        "scaler": learner.scaler.state_dict(),
         "knowledge": learner.knowledge.state_dict(),
         "progress": dict(progress),
     }
@@ -52,6 +53,7 @@ def load(path: Path, learner: Learner, device: torch.device | str) -> dict[str, 
     fill(learner.bank, bank, path)
     try:
         learner.optimiser.load_state_dict(optimiser)
+        learner.scaler.load_state_dict(state.get("scaler", {}))
         learner.knowledge.load_state_dict(knowledge)
         return {name: progress[name] for name in ("step", "metrics_length", "totals")}
     except (RuntimeError, ValueError, KeyError, TypeError):

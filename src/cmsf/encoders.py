@@ -9,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from cmsf.precision import Precision
+
 
 class Encoder(nn.Module):
     """A backbone and a projector: g, and f, in the paper."""
@@ -26,21 +28,28 @@ class Encoder(nn.Module):
 class Encoders(nn.Module):
     """g and h, which learn, and f, a moving average of g; `width` is how many features the backbone has."""
 
-    def __init__(self, backbone: nn.Module, width: int, hidden: int, dim: int) -> None:
+    def __init__(
+        self, backbone: nn.Module, width: int, hidden: int, dim: int, precision: Precision = Precision()
+    ) -> None:
         super().__init__()
-        self.dim = dim
+        self.dim, self.precision = dim, precision
         self.online = Encoder(backbone, head(width, hidden, dim))
         self.predictor = head(dim, hidden, dim)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
+        self.to(precision.dtype)
 
     def predict(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d"]:
         """v = h(g(x)) / |h(g(x))|."""
-        return normalize(self.predictor(self.online(images)), dim=1)
+        with self.precision.autocast(images.device):
+            output = self.predictor(self.online(images.to(self.precision.dtype)))
+        return normalize(output.to(self.precision.dtype), dim=1)
 
     @torch.no_grad()
     def embed(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d"]:
         """u = f(x) / |f(x)|, without gradient."""
-        return normalize(self.target(images), dim=1)
+        with self.precision.autocast(images.device):
+            output = self.target(images.to(self.precision.dtype))
+        return normalize(output.to(self.precision.dtype), dim=1)
 
     @torch.no_grad()
     def follow(self, momentum: float) -> None:
@@ -49,6 +58,11 @@ class Encoders(nn.Module):
 
     def learning(self) -> list[nn.Parameter]:
         return [*self.online.parameters(), *self.predictor.parameters()]
+
+    @torch.no_grad()
+    def finite(self) -> bool:
+        """Whether every weight is a number."""
+        return bool(torch.stack(torch._foreach_norm([*self.learning()])).isfinite().all())
 
 
 def head(inputs: int, hidden: int, outputs: int) -> nn.Sequential:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from cmsf.bank import MemoryBank
 from cmsf.encoders import Encoders
+from cmsf.errors import BadInput
 from cmsf.knowledge import Knowledge
 from cmsf.objectives import MeanShift, Outcome
 from cmsf.rows import Rows
@@ -18,6 +20,10 @@ from cmsf.views import Augmentation, Batch, Crop
 
 WEAK, STRONG, THIRD, EXTRA = 0, 1, 2, 3
 """The views by number; extra crops count on from EXTRA."""
+
+
+class Diverged(BadInput):
+    """The loss is no number any more; the weights are still those of the step before."""
 
 
 @dataclass
@@ -32,6 +38,8 @@ class Learner:
     extra: Augmentation | None = None
     extra_crops: int = 0
     """Multi-crop: so many more views by `extra`, of another size, to the online encoder alone."""
+    scaler: GradScaler = field(default_factory=lambda: GradScaler(enabled=False))
+    """Keeps gradients of fp16 from vanishing; otherwise it does nothing."""
 
     @property
     def crops(self) -> dict[int, Crop]:
@@ -54,9 +62,13 @@ class Learner:
         self.bank.enqueue(query)
         outcome = self.objective(prediction, query, self.bank)
 
+        if not outcome.loss.isfinite():
+            raise Diverged(f"the loss is {float(outcome.loss.detach())}")
+
         self.optimiser.zero_grad(set_to_none=True)
-        outcome.loss.backward()
-        self.optimiser.step()
+        self.scaler.scale(outcome.loss).backward()
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
         self.encoders.follow(target_momentum)
         return query, outcome
 

@@ -12,15 +12,16 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from cmsf.analysis.neighbourhood import Neighbourhood, histogram, spread
+from cmsf.analysis.pseudo_labels import summarise_guesses
 from cmsf.objectives import Outcome
 from cmsf.rows import Rows
 
-TIMING_FIELDS = ("images_per_second",)
+TIMING_FIELDS = ("images_per_second", "pseudo_cost")
 """Fields that differ between two runs which compute the same."""
 
 
@@ -38,6 +39,7 @@ class EpochTotals:
     constrained: list[float] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
     spreads: list[float] = field(default_factory=list)
+    guesses: list[Int[Tensor, " counts"]] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
         # Kept where they are: no step waits for the device just to be counted.
@@ -60,6 +62,7 @@ class EpochTotals:
             **_summary(pooled),
             "rank_histogram": histogram(ranks),
             "spread": math.fsum(self.spreads) / len(self.spreads),
+            **(summarise_guesses(self.guesses) if self.guesses else {}),
         }
 
     def plain(self) -> dict[str, Any]:

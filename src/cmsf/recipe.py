@@ -94,6 +94,18 @@ class Recipe:
     label_noise: float = setting(0.0, "probability of each label of being replaced by another class", least=0, most=1)
     coarse_labels: str = setting("none", "wordnet, or a CSV of class,group: join classes into groups; none: do not")
 
+    # Pseudo-labels of images that have none
+    pseudo_labels: Literal["none", "mlp-2", "mlp-3", "linear", "knn"] = setting(
+        "none",
+        "the classifier that gives unlabelled images a label: a perceptron of 2 or 3 layers, a layer, neighbours",
+    )
+    pseudo_threshold: float = setting(0.85, "how probable a pseudo-label must be to be used", least=0, most=1)
+    pseudo_cache: Literal["online", "offline"] = setting(
+        "online", "what the classifier learns from: embeddings as they pass in training, or a pass over clean views"
+    )
+    pseudo_epochs: int = setting(10, "passes over them, twice an epoch; a hundred steps at least", least=1)
+    pseudo_lr: float = setting(0.01, "learning rate of the classifier", above=0)
+
     # How images are read
     cache: Literal["auto", "ram", "off"] = setting(
         AUTO, "keep decoded images in memory; off: decode at every read; auto: by what fits"
@@ -109,6 +121,9 @@ class Recipe:
     warmup_epochs: int = setting(0, "epochs over which the learning rate rises from zero", least=0)
     sgd_momentum: float = setting(0.9, "momentum of SGD", least=0, most=1)
     weight_decay: float = setting(1e-4, "weight decay, on all parameters", least=0)
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = setting(
+        "fp32", "of the network; bf16 and fp16 are mixed, with bank, losses and search in fp32"
+    )
 
     # The run
     seed: int = setting(0, "decides weights, order, views and splits", least=0, most=2**32 - 1)

@@ -27,6 +27,7 @@ from cmsf.data.lists import read_columns, write_rows
 from cmsf.environment import BIT_FOR_BIT
 from cmsf.errors import BadInput
 from cmsf.files import atomically, write_text
+from cmsf.precision import Precision
 from cmsf.recipe import Resolved
 
 
@@ -209,7 +210,8 @@ class RunFolder:
 
     def load_backbone(self, device: torch.device | str = "cpu") -> nn.Module:
         """The trained network, in eval mode."""
-        backbone = empty_backbone(self.recipe())
+        recipe = self.recipe()
+        backbone = empty_backbone(recipe).to(Precision(recipe.precision).dtype)
         if not self.backbone_file.exists():
             raise BadInput(
                 f"{self.path} has no backbone.safetensors yet; give the same cmsf train command again to finish it"

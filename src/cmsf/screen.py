@@ -59,5 +59,13 @@ class Screen:
         if line["purity_constrained"] == line["purity_constrained"]:  # not NaN: some class is known
             words.append(f"purity {line['purity_unconstrained']:.2f} in M, {line['purity_constrained']:.2f} in C")
         words.append(f"median rank {line['rank_median']:.0f}")
+        if "pseudo_share" in line:
+            words.append(_pseudo_labels(line))
         words += [f"{name} {line[name]:.2f} %" for name in ("1-nn", "20-nn") if name in line]
         self.say("   ".join(words))
+
+
+def _pseudo_labels(line: Mapping[str, Any]) -> str:
+    right = line["pseudo_accuracy_confident"]
+    judged = f", {100 * right:.0f} % of them right" if right == right else ""  # not NaN: there are some, and the truth
+    return f"pseudo-labels {100 * line['pseudo_share']:.0f} %{judged}"

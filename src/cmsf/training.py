@@ -9,16 +9,19 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from jaxtyping import Int
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cmsf import checkpoint
 from cmsf.analysis.gallery import draw_neighbours
 from cmsf.analysis.neighbourhood import Neighbourhood, inspect
+from cmsf.analysis.pseudo_labels import count_guesses
 from cmsf.data import Dataset, feed
 from cmsf.errors import BadInput
 from cmsf.evaluation import Extractor, can_judge, evaluate_knn
-from cmsf.learner import Learner
+from cmsf.evaluation.features import clean_views, in_eval_mode
+from cmsf.learner import Diverged, Learner
 from cmsf.metrics import EpochTotals, MetricsLog, step_line
 from cmsf.objectives import Outcome
 from cmsf.recipe import Resolved
@@ -47,6 +50,7 @@ class Training:
         self.workers = workers
         self.device = learner.bank.index.device
         self.truth = data.train.truth.to(self.device)
+        self.true_label = data.as_label(data.train.truth).to(self.device)
         self.steps_per_epoch = len(data.train) // recipe.batch_size  # the last incomplete batch is dropped
         self.schedule = Schedule(recipe, self.steps_per_epoch)
         self.step, self.totals, metrics_length = 0, EpochTotals(), 0
@@ -63,6 +67,8 @@ class Training:
         with self.log, self.screen.progress(self.schedule.total, self.step), _caught_signals() as caught:
             try:
                 self._go_on(caught)
+            except Diverged as error:
+                raise BadInput(self._how_to_mend(error)) from None
             except BadInput as error:  # an image that cannot be read, at the first time it is asked for
                 self._save()
                 raise BadInput(
@@ -90,7 +96,18 @@ class Training:
             if caught:
                 raise Stopped(caught[0])
 
+    def _how_to_mend(self, error: Diverged) -> str:
+        kept = checkpoint.newest(self.folder.checkpoints)
+        left = "there is no checkpoint yet" if kept is None else f"the checkpoint before it, {kept.name}, is kept"
+        mixed = " or --precision fp32" if self.recipe.precision in ("fp16", "bf16") else ""
+        return (
+            f"{error} after step {self.step} of {self.schedule.total}; {left}; train with a lower --lr than "
+            f"{self.recipe.lr:g}{mixed}, in another --out"
+        )
+
     def _save(self) -> None:
+        if not self.learner.encoders.finite():
+            raise Diverged("the weights are no numbers")
         length, totals = self.log.synced_length(), self.totals.plain()
         progress = {"step": self.step, "metrics_length": length, "totals": totals}
         checkpoint.save(self.folder.checkpoints, self.learner, progress)
@@ -116,11 +133,17 @@ class Training:
     def _learn(self, batch: Batch) -> None:
         """One step, and its line in the log where one is due."""
         epoch, position = divmod(self.step, self.steps_per_epoch)
+        # Before the step that needs it, and not after the one that is done: so a resumed run does it too.
+        if self.step and position in (0, self.steps_per_epoch // 2):
+            self.learner.knowledge.refresh(self._embed_clean)
         lr, momentum = self.schedule.lr(self.step), self.schedule.target_momentum(self.step)
         for group in self.learner.optimiser.param_groups:
             group["lr"] = lr
         query, outcome = self.learner.step(batch, momentum)
         self.totals.add(outcome)
+        guess = self.learner.knowledge.guess
+        if guess is not None:
+            self.totals.guesses.append(count_guesses(guess, self.true_label))
         self.step += 1
         if self.step % self.recipe.log_every == 0 or position == self.steps_per_epoch - 1:
             seen = self._look(query, outcome)
@@ -138,10 +161,19 @@ class Training:
         rows = self.learner.bank.rows()
         return inspect(query, rows, term.constraint, neighbours, self.truth, term.include_query)
 
+    def _embed_clean(self, index: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
+        """The target's embeddings of clean views, by the statistics it has gathered and without adding to them."""
+        encoders, images = self.learner.encoders, self.data.train.part(index.cpu())
+        with in_eval_mode(encoders.target):
+            views = clean_views(images, self.recipe.size, self.device, self.workers)
+            return torch.cat([encoders.embed(some) for some in views])
+
     def _end_epoch(self, done: int) -> None:
         line = self.totals.line(done - 1)
         line["lr"] = self.schedule.lr(self.step - 1)
         line["images_per_second"] = self.since_epoch.images_per_second(self.step, self.recipe.batch_size)
+        if self.learner.knowledge.guess is not None:
+            line["pseudo_cost"] = self.since_epoch.share(self.learner.knowledge.seconds)
         every = self.recipe.evaluate_every
         if can_judge(self.data) and (done == self.recipe.epochs or (every and done % every == 0)):
             features = Extractor(self.backbone, self.recipe.size, self.device, self.workers)
@@ -150,16 +182,25 @@ class Training:
         self.screen.epoch(line)
         self.totals = EpochTotals()
         self.since_log = self.since_epoch = _Pace(self.step)
+        self.learner.knowledge.seconds = 0.0
 
 
 class _Pace:
-    """Images a second since some step."""
+    """How fast it goes since some step."""
 
     def __init__(self, step: int) -> None:
         self.first, self.start = step, time.monotonic()
 
     def images_per_second(self, step: int, batch_size: int) -> float:
-        return round((step - self.first) * batch_size / max(time.monotonic() - self.start, 1e-9), 1)
+        return round((step - self.first) * batch_size / self._seconds, 1)
+
+    def share(self, seconds: float) -> float:
+        """How much of the time that was."""
+        return round(seconds / self._seconds, 4)
+
+    @property
+    def _seconds(self) -> float:
+        return max(time.monotonic() - self.start, 1e-9)
 
 
 @contextmanager

@@ -95,10 +95,11 @@ def feature_batches(
 
     The batches are the same whoever asks, so a number shown in training is the number computed afterwards.
     """
+    dtype = next((weight.dtype for weight in backbone.parameters()), torch.float32)
     with in_eval_mode(backbone):
         for views in clean_views(split, size, device, workers):
             with torch.no_grad():
-                yield normalize(backbone(views).float(), dim=1)
+                yield normalize(backbone(views.to(dtype)).float(), dim=1)
 
 
 @contextmanager

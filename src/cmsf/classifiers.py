@@ -1,0 +1,130 @@
+"""Classifiers of embeddings: who says what an unlabelled image is, while everything still moves."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from cmsf.neighbours import Own, nearest_vectors
+from cmsf.randomness import permutation
+from cmsf.rows import UNKNOWN, Rows
+
+_TRAINING = 0xC1A5 << 40  # what this use of the hash is for; no epoch is ever so high
+
+
+class Classifier(nn.Module, ABC):
+    """Learns from labelled rows, again and again, and says how probable each class is for others."""
+
+    @abstractmethod
+    def fit(self, rows: Rows, times: int) -> None:
+        """Learn from the rows that exist, going on from what it knows; `times` it has learned before."""
+
+    @abstractmethod
+    def forward(self, embedding: Float[Tensor, "b d"]) -> Float[Tensor, "b c"]:
+        """Probabilities; for learning, `logits` are what is trained."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """How layers are trained each time: the paper's SGD.
+
+    The paper's smallest set of labels, 1 % of ImageNet, makes 500 steps each time. Few labels would make next to none,
+    so they are gone through more often, up to `least_steps`.
+    """
+
+    epochs: int = 10
+    lr: float = 0.01
+    batch: int = 256
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    least_steps: int = 100
+
+    def for_rows(self, count: int) -> tuple[int, int]:
+        """Batch size and epochs."""
+        batch = min(self.batch, count)
+        return batch, max(self.epochs, -(-self.least_steps // (count // batch)))
+
+
+class Layers(Classifier):
+    """A linear layer, or a perceptron with BatchNorm and ReLU after each of its hidden layers, which are twice as wide
+    as the embedding. (The width is that of the authors' code; the paper's text gives the projector's.)"""
+
+    def __init__(self, dim: int, classes: int, hidden_layers: int, course: Course, seed: int) -> None:
+        super().__init__()
+        self.course, self.seed = course, seed
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.layers = perceptron(dim, 2 * dim, classes, hidden_layers)
+
+    def fit(self, rows: Rows, times: int) -> None:
+        known = rows[rows.exists]
+        assert known.label is not None
+        if len(known) < 2:  # BatchNorm has nothing to learn from one
+            return
+        batch, epochs = self.course.for_rows(len(known))
+        optimiser = torch.optim.SGD(
+            self.parameters(),
+            lr=self.course.lr,
+            momentum=self.course.momentum,
+            weight_decay=self.course.weight_decay,
+        )
+        self.train()
+        for epoch in range(epochs):
+            order = permutation(len(known), self.seed, _TRAINING + times, epoch).to(known.index.device)
+            for some in order[: len(known) // batch * batch].split(batch):
+                optimiser.zero_grad()
+                cross_entropy(self.layers(known.embedding[some]), known.label[some]).backward()
+                optimiser.step()
+
+    @torch.no_grad()
+    def forward(self, embedding: Float[Tensor, "b d"]) -> Float[Tensor, "b c"]:
+        self.eval()
+        probability: Tensor = self.layers(embedding).softmax(1)
+        return probability
+
+
+class Vote(Classifier):
+    """The share of each class among the k nearest labelled rows, as they were when it learned last.
+
+    k is at most what the smallest class has, or else no class could ever have all votes.
+    """
+
+    embedding: Tensor
+    index: Tensor
+    label: Tensor
+
+    def __init__(self, rows: int, dim: int, classes: int, k: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.k, self.classes = k, classes
+        self.register_buffer("embedding", torch.full((rows, dim), torch.nan, dtype=dtype))
+        self.register_buffer("index", torch.full((rows,), UNKNOWN))
+        self.register_buffer("label", torch.full((rows,), UNKNOWN))
+
+    def fit(self, rows: Rows, times: int) -> None:
+        assert rows.label is not None
+        self.embedding, self.index, self.label = rows.embedding.clone(), rows.index.clone(), rows.label.clone()
+
+    @torch.no_grad()
+    def forward(self, embedding: Float[Tensor, "b d"]) -> Float[Tensor, "b c"]:
+        rows = Rows(self.embedding, self.index, self.label)
+        nobody = Own(torch.full((len(embedding),), UNKNOWN, device=embedding.device))
+        near = nearest_vectors(embedding, rows.embedding, rows.exists, rows.index, self.k, nobody)
+        there = near != UNKNOWN
+        votes = embedding.new_zeros(len(embedding), self.classes)
+        votes.scatter_add_(1, self.label[near].clamp_min(0), there.to(votes))
+        return votes / there.sum(1, keepdim=True).clamp_min(1)
+
+
+def perceptron(inputs: int, hidden: int, outputs: int, hidden_layers: int) -> nn.Sequential:
+    """Linear, BatchNorm and ReLU so many times, then linear."""
+    layers: list[nn.Module] = []
+    for _ in range(hidden_layers):
+        # BatchNorm has a bias of its own.
+        layers += [nn.Linear(inputs, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True)]
+        inputs = hidden
+    return nn.Sequential(*layers, nn.Linear(inputs, outputs))
