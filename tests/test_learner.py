@@ -185,7 +185,7 @@ class Teacher:
         if self.recipe.pseudo_labels != "knn":
             layers = self.classifier.layers.train()
             velocity = [torch.zeros_like(parameter) for parameter in layers.parameters()]
-            for epoch in range(100):  # ten epochs of one batch would be ten steps: a hundred are the least
+            for epoch in range(20):  # ten epochs of one batch would be ten steps: twenty are the least
                 order = [images[i] for i in permutation(len(images), SEED, _TRAINING + self.times, epoch).tolist()]
                 scores = layers(torch.stack([self.seen[image] for image in order]))
                 right = scores[torch.arange(len(order)), FEW[order]]

@@ -42,7 +42,7 @@ class Course:
     batch: int = 256
     momentum: float = 0.9
     weight_decay: float = 1e-4
-    least_steps: int = 100
+    least_steps: int = 20
 
     def for_rows(self, count: int) -> tuple[int, int]:
         """Batch size and epochs."""

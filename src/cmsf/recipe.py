@@ -103,7 +103,7 @@ class Recipe:
     pseudo_cache: Literal["online", "offline"] = setting(
         "online", "what the classifier learns from: embeddings as they pass in training, or a pass over clean views"
     )
-    pseudo_epochs: int = setting(10, "passes over them, twice an epoch; a hundred steps at least", least=1)
+    pseudo_epochs: int = setting(10, "passes over them, twice an epoch; twenty steps at least", least=1)
     pseudo_lr: float = setting(0.01, "learning rate of the classifier", above=0)
 
     # How images are read

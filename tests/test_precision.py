@@ -1,0 +1,159 @@
+"""Fewer bits, and more: what is computed in them, and what never is."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import write_npz
+from runs import TINY, StopAt, assert_same_run, metrics, state
+
+import cmsf
+from cmsf.assembly import make_learner
+from cmsf.learner import Diverged, Learner
+from cmsf.recipe import Resolved
+from cmsf.training import Stopped
+from cmsf.views import WholeBatch
+
+
+@pytest.fixture(scope="module")
+def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_npz(tmp_path_factory.mktemp("data") / "bars.npz")
+
+
+def train(bars: Path, out: Path, method: str = "cmsf-self", **changes: object) -> cmsf.Run:
+    return cmsf.train(f"{method}-small", bars, out, quiet=True, **(TINY | changes))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_mixed_run_keeps_weights_bank_and_losses_in_fp32_and_rests_its_cache_in_half(
+    precision: str, bars: Path, tmp_path: Path
+) -> None:
+    run = train(bars, tmp_path / "run", precision=precision)
+    kept = state(run)
+    assert {
+        value.dtype for value in kept["bank"].values() if isinstance(value, torch.Tensor) and value.is_floating_point()
+    } == {torch.float32}
+    assert kept["knowledge"]["embedding"].dtype == torch.float16
+    weights = {value.dtype for name, value in kept["encoders"].items() if name.endswith("weight")}
+    assert weights == {torch.float32}
+    assert cmsf.load(run.path)(torch.zeros(2, 3, 16, 16)).dtype == torch.float32
+
+
+def first_losses(run: cmsf.Run) -> list[float]:
+    return [line["loss"] for line in metrics(run, "step")]
+
+
+def test_bf16_computes_nearly_what_fp32_does_and_really_less_exactly(bars: Path, tmp_path: Path) -> None:
+    exact, mixed = (train(bars, tmp_path / name, precision=name, log_every=1, epochs=1) for name in ("fp32", "bf16"))
+    first, second = first_losses(exact)[0], first_losses(mixed)[0]
+    assert first != second
+    assert first == pytest.approx(second, rel=0.03)
+
+
+def test_fp64_computes_what_fp32_does_to_more_places(bars: Path, tmp_path: Path) -> None:
+    single, double = (train(bars, tmp_path / name, precision=name, log_every=1, epochs=1) for name in ("fp32", "fp64"))
+    assert first_losses(single)[0] == pytest.approx(first_losses(double)[0], rel=1e-5)
+    assert first_losses(single)[0] != first_losses(double)[0]
+    assert state(double)["bank"]["embedding"].dtype == torch.float64
+    assert state(double)["encoders"]["online.backbone.stem.0.weight"].dtype == torch.float64
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp64"])
+def test_the_number_in_training_is_the_number_afterwards_in_any_precision(
+    precision: str, bars: Path, tmp_path: Path
+) -> None:
+    run = train(bars, tmp_path / "run", precision=precision)
+    shown = metrics(run, "epoch")[-1]
+    accuracy = cmsf.Run(run.path).evaluate("knn")
+    assert accuracy == {name: shown[name] for name in accuracy}
+
+
+@pytest.mark.parametrize("method", ["cmsf-self", "cmsf-semi"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp64"])
+def test_a_stopped_run_resumes_bit_for_bit_in_any_precision(
+    precision: str, method: str, bars: Path, tmp_path: Path
+) -> None:
+    settings = TINY | {"precision": precision, "labels_per_class": 8}
+    whole = cmsf.train(f"{method}-small", bars, tmp_path / "whole", quiet=True, **settings)
+    with pytest.raises(Stopped):
+        cmsf.train(f"{method}-small", bars, tmp_path / "parts", screen=StopAt(6, signal.SIGTERM), **settings)
+    assert_same_run(whole, cmsf.train(f"{method}-small", bars, tmp_path / "parts", quiet=True, **settings))
+
+
+def learner(precision: str) -> tuple[Learner, WholeBatch]:
+    numbers = {"bank_size": 16, "projection_hidden": 8, "projection_dim": 4, "size": 12, "batch_size": 8}
+    numbers |= {"weak_crop": 0.5, "strong_crop": 0.5, "extra_size": 8, "cache": "ram"}
+    made = make_learner(
+        Resolved(backbone="small-residual", precision=precision, **numbers), torch.full((16,), -1), "cpu"
+    )
+    pictures = torch.randint(256, (8, 3, 12, 12), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    return made, WholeBatch(torch.arange(8), 0, 0, pictures)
+
+
+def test_gradients_of_fp16_are_scaled_while_they_are_computed_and_not_when_they_are_applied() -> None:
+    scaled, batch = learner("fp16")
+    assert scaled.scaler.is_enabled()
+    assert not learner("bf16")[0].scaler.is_enabled()
+    scaled.step(batch, 0.9)
+    applied = [weight.grad.clone() for weight in scaled.encoders.learning()]
+    plain, batch = learner("fp32")
+    plain.step(batch, 0.9)
+    for one, other in zip(applied, plain.encoders.learning(), strict=True):
+        assert one.norm() == pytest.approx(float(other.grad.norm()), rel=0.3, abs=1e-3)
+
+
+def test_a_loss_that_is_no_number_stops_the_step_before_the_weights_are_touched() -> None:
+    made, batch = learner("fp32")
+    before = [weight.clone() for weight in made.encoders.learning()]
+    with torch.no_grad():
+        made.encoders.predictor[-1].bias.fill_(torch.nan)
+    with pytest.raises(Diverged, match="the loss is nan"):
+        made.step(batch, 0.9)
+    for name, now, then in zip(range(99), made.encoders.learning()[:-1], before[:-1], strict=False):
+        assert torch.equal(now, then), name
+
+
+def test_a_run_that_diverges_says_so_in_one_line_and_keeps_its_last_good_checkpoint(
+    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, count = Learner.step, [0]
+
+    def poisoned(self: Learner, batch: object, momentum: float) -> object:
+        count[0] += 1
+        if count[0] == 7:
+            with torch.no_grad():
+                self.encoders.predictor[-1].bias.fill_(torch.inf)
+        return step(self, batch, momentum)
+
+    monkeypatch.setattr(Learner, "step", poisoned)
+    with pytest.raises(
+        cmsf.BadInput,
+        match=r"the loss is nan after step 6 of 12; the checkpoint before it, step-00000004.pt, is kept; "
+        r"train with a lower --lr than 0.2, in another --out",
+    ):
+        train(bars, tmp_path / "run")
+    run = cmsf.Run(tmp_path / "run")
+    assert state(run)["progress"]["step"] == 4
+    assert all(value.isfinite().all() for value in state(run)["encoders"].values())
+
+
+def test_weights_that_are_no_numbers_are_never_saved(
+    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, count = Learner.step, [0]
+
+    def spoiled(self: Learner, batch: object, momentum: float) -> object:
+        found = step(self, batch, momentum)
+        count[0] += 1
+        if count[0] == 8:  # the last of the second epoch, whose loss was fine
+            with torch.no_grad():
+                self.encoders.online.backbone.stem[0].weight.fill_(torch.nan)
+        return found
+
+    monkeypatch.setattr(Learner, "step", spoiled)
+    with pytest.raises(
+        cmsf.BadInput, match=r"no numbers.* after step 8 of 12; the checkpoint before it, step-00000004"
+    ):
+        train(bars, tmp_path / "run", evaluate_every=0)
+    assert state(cmsf.Run(tmp_path / "run"))["progress"]["step"] == 4
