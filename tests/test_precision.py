@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import write_npz
 from runs import TINY, StopAt, assert_same_run, metrics, state
+from torch.amp import GradScaler
 
 import cmsf
 from cmsf.assembly import make_learner
@@ -95,6 +96,7 @@ def test_gradients_of_fp16_are_scaled_while_they_are_computed_and_not_when_they_
     scaled, batch = learner("fp16")
     assert scaled.scaler.is_enabled()
     assert not learner("bf16")[0].scaler.is_enabled()
+    scaled.scaler = GradScaler("cpu", init_scale=256.0)
     scaled.step(batch, 0.9)
     applied = [weight.grad.clone() for weight in scaled.encoders.learning()]
     plain, batch = learner("fp32")
@@ -157,3 +159,15 @@ def test_weights_that_are_no_numbers_are_never_saved(
     ):
         train(bars, tmp_path / "run", evaluate_every=0)
     assert state(cmsf.Run(tmp_path / "run"))["progress"]["step"] == 4
+
+
+def test_a_step_whose_scaled_gradients_overflow_is_left_out_and_the_next_ones_fit() -> None:
+    made, batch = learner("fp16")
+    made.scaler = GradScaler("cpu", init_scale=2.0**40)
+    before = [weight.clone() for weight in made.encoders.learning()]
+    made.step(batch, 0.9)
+    assert all(torch.equal(now, then) for now, then in zip(made.encoders.learning(), before, strict=True))
+    for _ in range(40):
+        made.step(batch, 0.9)
+    assert made.encoders.finite()
+    assert not torch.equal(made.encoders.learning()[0], before[0])
