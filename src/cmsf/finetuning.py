@@ -13,7 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from cmsf.analysis.confusion import draw_confusion
 from cmsf.analysis.gallery import draw_neighbours
+from cmsf.analysis.reliability import draw_reliability
 from cmsf.assembly import make_encoders
 from cmsf.backbones import feature_width
 from cmsf.classifier_folder import ClassifierFolder
@@ -198,6 +200,8 @@ def _write_figures(
     draft.save_result(draft.results / f"{METRIC}.json", known | report | {"calibration": found.report()})
     counts = confusion(scores.argmax(1), held_out.truth, len(data.label_names))
     draft.save_confusion(counts, data.label_names)
+    draw_confusion(counts, data.label_names, draft.confusion_picture)
+    draw_reliability(found, draft.calibration_picture)
 
 
 def _about(data: Dataset, how: How, like: Extractor, tuned: Tuned) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from cmsf import __version__
-from cmsf.cli import data, evaluate, finetune, labels, recipes, train
+from cmsf.cli import data, evaluate, finetune, labels, predict, recipes, train
 from cmsf.cli.parser import Parser
 from cmsf.errors import BadInput, did_you_mean
 
@@ -17,6 +17,7 @@ _COMMANDS = {
     "train": train,
     "evaluate": evaluate,
     "finetune": finetune,
+    "predict": predict,
     "data": data,
     "labels": labels,
     "recipes": recipes,
