@@ -3,6 +3,7 @@
     run = cmsf.train("cmsf-self", data="photos/", out="runs/photos")
     run.evaluate("knn")
     backbone = cmsf.load("runs/photos")
+    classifier = cmsf.finetune("runs/photos", labels="few.csv")
 
 The whole method is one function, `cmsf.constrained_mean_shift`; its parts work inside any training loop.
 """
@@ -13,8 +14,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cmsf.api import load, train
+    from cmsf.api import finetune, load, train
     from cmsf.bank import EmbeddingCache, MemoryBank
+    from cmsf.classifier import Classifier
     from cmsf.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
     from cmsf.errors import BadInput
     from cmsf.neighbours import Neighbours
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "cmsf.api": ("load", "train"),
+    "cmsf.api": ("finetune", "load", "train"),
+    "cmsf.classifier": ("Classifier",),
     "cmsf.run": ("Run",),
     "cmsf.bank": ("EmbeddingCache", "MemoryBank"),
     "cmsf.constraints": ("Constraint", "NearCompanion", "SameLabel", "Unconstrained"),
@@ -40,6 +43,7 @@ _HOMES = {
 __all__ = [
     "UNKNOWN",
     "BadInput",
+    "Classifier",
     "Constraint",
     "EmbeddingCache",
     "MemoryBank",
@@ -51,6 +55,7 @@ __all__ = [
     "SameLabel",
     "Unconstrained",
     "constrained_mean_shift",
+    "finetune",
     "load",
     "train",
 ]

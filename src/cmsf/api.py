@@ -1,7 +1,8 @@
-"""The library's front door: train, load, evaluate."""
+"""The library's front door: train, fine-tune, load, evaluate."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,25 @@ import torch
 from torch import nn
 
 from cmsf.assembly import LARGEST_SMALL_IMAGE, make_learner, resolve, view_size
+from cmsf.classifier import Classifier
+from cmsf.classifier_folder import ClassifierFolder
 from cmsf.data import Dataset, Request, open_source
 from cmsf.environment import describe_environment
+from cmsf.errors import BadInput, did_you_mean
+from cmsf.evaluation import Extractor
+from cmsf.evaluation.finetune import TUNES, Course, Tune
+from cmsf.finetuning import HeldOut, How, starting_network, to_learn_from
+from cmsf.finetuning import tune as tune_network
+from cmsf.finetuning import write as write_classifier
+from cmsf.progress import terminal_taken
 from cmsf.recipe import Recipe
 from cmsf.recipes import METHODS, find
 from cmsf.run import Run, load_images, pick_device, worker_count
 from cmsf.run_folder import RunFolder
 from cmsf.screen import Screen
 from cmsf.training import Training
+
+MOST_ROUNDS = 100
 
 
 def train(
@@ -79,9 +91,71 @@ def train(
     return Run(folder.path)
 
 
+def finetune(
+    run: str | Path,
+    labels: str | Path | None = None,
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    rounds: int = 1,
+    tune: Tune = "whole",
+    random_weights: bool = False,
+    epochs: int | None = None,
+    lr: float | None = None,
+    seed: int | None = None,
+    device: str = "auto",
+    workers: int | None = None,
+    quiet: bool = False,
+) -> Classifier:
+    """Make a classifier of a run with the labelled images, in the folder `out` (by default the run's and -classifier).
+
+    labels: a list of path (or index) and label that replaces the labels of the run's images; data: other images.
+    rounds: from the second on, it also learns from unlabelled images that it was confident of.
+    tune: the whole network and a two-layer head; that head alone; or one linear layer alone.
+    random_weights: start from the seed's random weights instead of the run's.
+    epochs, lr: of each round, by default the paper's 20 (more where images are few) and 0.005.
+    """
+    screen, where, source = Screen(quiet=quiet), pick_device(device), Run(run)
+    how = _how(source, rounds, tune, random_weights, epochs, lr, seed)
+    with terminal_taken() if quiet else nullcontext():
+        folder = ClassifierFolder(_beside(source.path) if out is None else Path(out).expanduser())
+        folder.check_new()
+        request = source.request(data, labels)
+        backbone = starting_network(source, how)
+        images = to_learn_from(source.relabelled(data, labels))
+        recipe = replace(source.recipe_for(data, labels), cache="ram" if images.in_memory else "off")
+        for line in _describe(images):
+            screen.say(line)
+        held_out = HeldOut.of(images)
+        if held_out is None:
+            screen.say("no test image has a class that is among the labels, so there is no accuracy and no calibration")
+        like = Extractor(backbone, source.recipe.size, where, worker_count(workers))
+        tuned = tune_network(source, images, held_out, how, like, screen.say)
+        write_classifier(folder, source, recipe, request, images, held_out, how, like, tuned)
+    return Classifier(folder.path)
+
+
 def load(run: str | Path, device: str = "cpu") -> nn.Module:
     """The trained backbone of a run: a plain torch module in eval mode, images in, pooled features out."""
     return Run(run).backbone(device)
+
+
+def _beside(run: Path) -> Path:
+    named = run if run.name not in ("", "..") else run.resolve()
+    return named.with_name(f"{named.name}-classifier")
+
+
+def _how(
+    run: Run, rounds: int, tune: str, random_weights: bool, epochs: int | None, lr: float | None, seed: int | None
+) -> How:
+    """What is asked for, or what of it will not do."""
+    asked = {"epochs": epochs, "lr": lr, "seed": seed}
+    Recipe().changed({name: value for name, value in asked.items() if value is not None})  # their bounds are the same
+    if type(rounds) is not int or not 1 <= rounds <= MOST_ROUNDS:
+        raise BadInput(f"--rounds {rounds} will not do; it takes a whole number from 1 to {MOST_ROUNDS}")
+    known = next((one for one in TUNES if one == tune), None)
+    if known is None:
+        raise BadInput(f"--tune {tune} will not do; {did_you_mean(str(tune), TUNES, 'use ' + ', '.join(TUNES))}")
+    return How(rounds, known, random_weights, run.recipe.seed if seed is None else seed, Course().asked(epochs, lr))
 
 
 def _describe(images: Dataset) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,27 @@ def atomically(path: Path) -> Iterator[Path]:
         _sync(path.parent)  # the new name too
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def folder_atomically(place: Path, last: str) -> Iterator[Path]:
+    """A draft folder beside `place` to fill; it takes its place once that went well.
+
+    An empty folder that is there already, perhaps somebody's working directory, stays the same folder: then files move
+    into it, and the one called `last` comes last.
+    """
+    place = place.resolve()
+    draft = place.with_name(f".{place.name}.{os.getpid()}.part")
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+        if place.exists():
+            for file in sorted(draft.iterdir(), key=lambda file: file.name == last):
+                file.replace(place / file.name)
+        else:
+            draft.replace(place)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

@@ -33,7 +33,7 @@ from cmsf.evaluation import (
     seeded_shares,
 )
 from cmsf.evaluation.transfer import TRIALS, evaluate_transfer, paper_suite, read_suite, searching
-from cmsf.recipe import AUTO, Recipe
+from cmsf.recipe import AUTO, Recipe, Resolved
 from cmsf.run_folder import RunFolder
 from cmsf.screen import Screen
 
@@ -62,6 +62,23 @@ class Run:
     def backbone(self, device: torch.device | str = "cpu") -> nn.Module:
         """The trained network in eval mode: images in, pooled features out."""
         return self.folder.load_backbone(device)
+
+    def request(self, data: str | Path | None = None, labels: str | Path | None = None) -> Request:
+        """The run's own images unless others are named, and their labels unless a list is."""
+        if data is not None:
+            return Request.of(data, labels)
+        request = self.folder.request()
+        if request.runs_a_command:  # the folder may be somebody else's
+            raise BadInput(
+                f"the data of {self.path} is a shell command, {request.data}; to run it, give it with --data"
+            )
+        return request if labels is None else replace(request, labels=Request.of(None, labels).labels)
+
+    def recipe_for(self, data: str | Path | None = None, labels: str | Path | None = None) -> Resolved:
+        """The run's recipe; labels of other images, or of a list, are taken as they are."""
+        if data is None and labels is None:
+            return self.recipe
+        return replace(self.recipe, label_share=1.0, labels_per_class=0, label_noise=0.0, coarse_labels="none")
 
     def data(self, data: str | Path | None = None) -> Dataset:
         """The images of the run, which must not have changed since, or others; as the run sees them."""
@@ -184,15 +201,18 @@ class Run:
         by = "Ray Tune, OptunaSearch, ASHA" if ray else "Optuna, TPE, successive halving"
         return result.with_protocol({"searched with": f"{by}, in {max(1, workers)} processes"})
 
+    def relabelled(self, data: str | Path | None, labels: str | Path | None) -> Dataset:
+        """The run's images or others, with the labels of a list instead of their own, where one is given."""
+        if labels is None:
+            return self.data(data)
+        request = self.request(data, labels)
+        source, val = open_source(request.data), None if request.val is None else open_source(request.val)
+        return load(source, self.recipe_for(data, labels), self.recipe.size, labels=Path(request.labels or ""), val=val)
+
     def _load(self, data: str | Path | None) -> Dataset:
+        request = self.request(data)
         if data is not None:
-            as_they_are = Recipe(seed=self.recipe.seed, skip_broken=self.recipe.skip_broken, cache=self.recipe.cache)
-            return load(open_source(data), as_they_are, self.recipe.size)
-        request = self.folder.request()
-        if request.runs_a_command:  # the folder may be somebody else's
-            raise BadInput(
-                f"the data of {self.path} is a shell command, {request.data}; to run it, give it with --data"
-            )
+            return load(open_source(data), self.recipe_for(data), self.recipe.size)
         images = load_images(open_source(request.data), request, self.recipe, self.recipe.size, self.folder)
         self.folder.check_same_images(images)
         return images

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from cmsf.data.labels import Labels
 from cmsf.data.lists import read_columns, write_rows
 from cmsf.environment import BIT_FOR_BIT
 from cmsf.errors import BadInput
-from cmsf.files import atomically, write_text
+from cmsf.files import atomically, folder_atomically, write_text
 from cmsf.precision import Precision
 from cmsf.recipe import Resolved
 
@@ -100,6 +99,15 @@ class RunFolder:
         except OSError as error:
             raise BadInput(f"--out {str(self.path)[:80]} will not do: {error.strerror}") from None
 
+    def check_new(self) -> None:
+        """Refuse a place where no new folder can be made, before anything is computed for it."""
+        self.check_free()
+        if self.exists():
+            raise BadInput(f"--out {self.path} holds a run already; choose another folder, or remove it")
+        above = next(place for place in (self.path, *self.path.absolute().parents) if place.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK):
+            raise BadInput(f"--out {self.path} cannot be made below {above}; choose another folder")
+
     def recipe(self) -> Resolved:
         if not self.path.exists():
             raise BadInput(f"there is no run {self.path}")
@@ -118,26 +126,27 @@ class RunFolder:
 
     def create(self, recipe: Resolved, environment: dict[str, Any], data: Dataset) -> None:
         """Lay down what is known before training, under another name first: a run folder is never half there."""
-        place = self.path.resolve()
-        draft = RunFolder(place.with_name(f".{place.name}.{os.getpid()}.part"))
+        with self.drafted() as draft:
+            RunFolder(draft).describe(recipe, environment, data)
+
+    @contextmanager
+    def drafted(self) -> Iterator[Path]:
+        """A folder to fill, which then becomes this one; the recipe makes it a run, and comes last."""
         try:
-            draft.path.mkdir(parents=True)
-            write_text(draft.environment_file, json.dumps(environment, indent=2) + "\n")
-            with atomically(draft.data_file) as temporary:
-                pq.write_table(_listing(data), temporary)
-            if recipe.skip_broken:
-                rows = [(split, one.path, one.reason) for split, one in data.broken]
-                write_rows(draft.broken_file, ("split", "path", "reason"), rows)
-            write_text(draft.recipe_file, recipe.to_yaml())
-            if place.exists():  # an empty folder, perhaps somebody's working directory: it stays the same folder
-                for file in sorted(draft.path.iterdir(), key=lambda file: file == draft.recipe_file):
-                    file.replace(place / file.name)  # the recipe comes last and makes it a run
-            else:
-                draft.path.replace(place)
+            with folder_atomically(self.path, last=self.recipe_file.name) as draft:
+                yield draft
         except OSError as error:
             raise BadInput(f"cannot make the run folder {self.path}: {error.strerror}; choose another --out") from None
-        finally:
-            shutil.rmtree(draft.path, ignore_errors=True)
+
+    def describe(self, recipe: Resolved, environment: dict[str, Any], data: Dataset) -> None:
+        """Write what a run is."""
+        write_text(self.environment_file, json.dumps(environment, indent=2) + "\n")
+        with atomically(self.data_file) as temporary:
+            pq.write_table(_listing(data), temporary)
+        if recipe.skip_broken:
+            rows = [(split, one.path, one.reason) for split, one in data.broken]
+            write_rows(self.broken_file, ("split", "path", "reason"), rows)
+        write_text(self.recipe_file, recipe.to_yaml())
 
     def request(self) -> Request:
         """The images that the run was given."""

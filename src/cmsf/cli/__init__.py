@@ -9,11 +9,19 @@ import sys
 from collections.abc import Callable, Sequence
 
 from cmsf import __version__
-from cmsf.cli import data, evaluate, labels, recipes, train
+from cmsf.cli import data, evaluate, finetune, labels, predict, recipes, train
 from cmsf.cli.parser import Parser
 from cmsf.errors import BadInput, did_you_mean
 
-_COMMANDS = {"train": train, "evaluate": evaluate, "data": data, "labels": labels, "recipes": recipes}
+_COMMANDS = {
+    "train": train,
+    "evaluate": evaluate,
+    "finetune": finetune,
+    "predict": predict,
+    "data": data,
+    "labels": labels,
+    "recipes": recipes,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import posixpath
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -147,10 +147,21 @@ def write_rows(file: Path, header: Sequence[str], rows: Iterable[Sequence[str | 
         writer.writerows(rows)
 
 
+def write_columns(file: Path, columns: Mapping[str, Sequence[Any]], numbers: Collection[str] = ()) -> None:
+    """A Parquet file; columns are text but for those of numbers."""
+    kinds = {name: pa.float64() if name in numbers else pa.string() for name in columns}
+    with atomically(file) as temporary:
+        pq.write_table(pa.table(dict(columns), schema=pa.schema(list(kinds.items()))), temporary)
+
+
+def is_parquet(file: Path) -> bool:
+    return file.suffix.lower() in (".parquet", ".pq")
+
+
 def read_columns(file: Path) -> dict[str, list[Any]]:
     """A CSV or Parquet file by column."""
     try:
-        return _parquet(file) if file.suffix.lower() in (".parquet", ".pq") else _csv(file)
+        return _parquet(file) if is_parquet(file) else _csv(file)
     except OSError as error:
         raise BadInput(f"cannot read {file}: {error.strerror or error}") from None
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, UInt8
+from PIL import Image
 from torch import Tensor
 
 from cmsf.data.dataset import Dataset, Split
@@ -92,6 +93,28 @@ def arrange(source: Source, recipe: Recipe, *, labels: Path | None = None, val: 
     everything = replace(everything, label=label.number)
     groups = {} if recipe.coarse_labels == "none" else read_groups(recipe.coarse_labels)
     return Dataset(source.name, classes, label.names, everything, held_out, origin, tuple(notes), groups=groups)
+
+
+class Shrunk(Images):
+    """Images at the size at which memory keeps them."""
+
+    def __init__(self, images: Images, size: int) -> None:
+        self.images, self.paths, self.largest_side = images, images.paths, STORED * size
+
+    def open(self, i: int) -> Image.Image:
+        return self.images.open(i)
+
+    def decode(self, i: int, enough: int) -> UInt8[Tensor, "3 h w"]:
+        return shrink(self.images.decode(i, self.largest_side), self.largest_side)
+
+
+def unseen(part: Part, size: int, cache: str) -> Split:
+    """A part of any source, to be read once and in order, its pixels those that a run with this cache would see."""
+    images: Pictures | Images = Shrunk(part.images, size) if cache == "ram" else part.images
+    if isinstance(part.images, Arrays):
+        images = part.images.pictures
+    nothing = torch.full((len(part),), UNKNOWN)
+    return Split(images, part.images.paths, nothing, nothing)
 
 
 def hold_out(everything: Split, seed: int) -> tuple[Split, Split | None, str]:

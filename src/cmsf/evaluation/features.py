@@ -24,7 +24,7 @@ from cmsf.progress import shown
 from cmsf.views import CentreCrop, normalise
 
 LAYER = "pooled backbone features, L2-normalised"
-_BATCH = 256
+BATCH = 256
 _FORMAT = 1
 
 
@@ -77,7 +77,7 @@ class Extractor:
     def _extract(self, split: Split) -> Float[Tensor, "n f"]:
         batches = feature_batches(self.backbone, split, self.size, self.device, self.workers)
         features, done = torch.empty(0), 0
-        for batch in shown(batches, "features", -(-len(split) // _BATCH)):
+        for batch in shown(batches, "features", batch_count(split)):
             if not done:  # memory for all at once: at ImageNet's size there is none for two copies
                 features = batch.new_empty(len(split), batch.shape[1])
             features[done : done + len(batch)] = batch
@@ -123,13 +123,18 @@ def pixel_batches(split: Split, size: int, workers: int = 0) -> Iterator[Tensor]
         yield normalize(views.flatten(1), dim=1)
 
 
+def batch_count(split: Split) -> int:
+    """How many batches of clean views there will be."""
+    return -(-len(split) // BATCH)
+
+
 def transform_name(size: int) -> str:
     return f"resize {round(size * 256 / 224)}, centre crop {size}; images with no side above {size} px whole"
 
 
 def clean_views(split: Split, size: int, device: torch.device | str, workers: int) -> Iterator[Tensor]:
     crop = CentreCrop(size)
-    plan = ((0, index) for index in torch.arange(len(split)).split(_BATCH))
+    plan = ((0, index) for index in torch.arange(len(split)).split(BATCH))
     for batch in feed(split, plan, {0: crop}, seed=0, device=device, workers=workers):
         yield normalise(batch.crop(crop, 0))
 

@@ -1,9 +1,11 @@
-"""Fine-tuning: the whole network with a head on top, on the images that have a label."""
+"""Fine-tuning: a head on the network, trained with all of it or alone, on the images that have a label."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -11,11 +13,19 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cmsf.data import Split, feed
-from cmsf.evaluation.features import Extractor, clean_views, in_eval_mode
+from cmsf.errors import BadInput
+from cmsf.evaluation.features import Extractor, batch_count, clean_views, in_eval_mode
 from cmsf.progress import shown
+from cmsf.rows import UNKNOWN
 from cmsf.views import RandomCrop, normalise
 
 SCALE = (0.2, 1.0)
+CONFIDENT = 0.9
+"""What a network has to be sure of for its answer to become a label."""
+
+Tune = Literal["whole", "head", "linear"]
+"""What learns: the network and a two-layer head, such a head alone, or one linear layer alone."""
+TUNES: tuple[Tune, ...] = get_args(Tune)
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,11 @@ class Course:
     batches_an_epoch: int = 8
     least_steps: int = 500
 
+    def asked(self, epochs: int | None = None, lr: float | None = None) -> Course:
+        """With a user's numbers; epochs that are asked for are so many, however few the images."""
+        course = self if lr is None else replace(self, lr=lr)
+        return course if epochs is None else replace(course, epochs=epochs, least_steps=0)
+
     def for_images(self, count: int) -> tuple[int, int]:
         """Batch size and epochs."""
         batch = min(self.batch, count, max(self.least_batch, count // self.batches_an_epoch))
@@ -50,6 +65,20 @@ class Course:
 
 
 HEAD = "two layers, f → 2f → classes, BatchNorm and ReLU between"
+LINEAR = "one linear layer, f → classes"
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a round of fine-tuning learned from."""
+
+    number: int
+    """From 1."""
+    labelled: int
+    pseudo: Int[Tensor, " m"]
+    """The images that had no label but a confident guess, by index."""
+    guess: Int[Tensor, " m"]
+    course: str
 
 
 def fine_tune(
@@ -65,32 +94,116 @@ def fine_tune(
 
     width: how many features the network has.
     """
-    network = nn.Sequential(deepcopy(features.backbone), new_head(width, classes, seed)).to(features.device)
+    network = new_classifier(features, width, classes, seed)
+    train_classifier(network, split, label, features, seed, course)
+    return network
+
+
+def new_classifier(features: Extractor, width: int, classes: int, seed: int, tune: Tune = "whole") -> nn.Sequential:
+    """A copy of the network, and a head that knows nothing yet."""
+    return nn.Sequential(deepcopy(features.backbone), new_head(width, classes, seed, tune)).to(features.device)
+
+
+def fine_tune_in_rounds(
+    network: nn.Sequential,
+    split: Split,
+    like: Extractor,
+    seed: int,
+    *,
+    rounds: int = 1,
+    tune: Tune = "whole",
+    course: Course = Course(),
+) -> Iterator[Round]:
+    """Train a classifier on the labelled images, then again and again on these and what it is confident of.
+
+    Each round goes on from the network of the one before, and guesses afresh; a label that is given stays as it is. The
+    network is handed over after each round, to be judged by whoever knows the truth: nothing here looks at it.
+    """
+    unlabelled = (split.label == UNKNOWN).nonzero()[:, 0]
+    pseudo = guess = torch.empty(0, dtype=torch.int64)
+    epochs = 0
+    for number in range(1, rounds + 1):
+        if number > 1:
+            if not len(unlabelled):
+                return
+            place, guess = confident(class_scores(network, split.part(unlabelled), like, "pseudo-labels"))
+            pseudo = unlabelled[place]
+        label = split.label.clone()
+        label[pseudo] = guess
+        known = (label != UNKNOWN).nonzero()[:, 0]
+        train_classifier(network, split.part(known), label[known], like, seed, course, tune, first_epoch=epochs)
+        epochs += course.for_images(len(known))[1]
+        yield Round(number, len(split) - len(unlabelled), pseudo, guess, course.describe(len(known)))
+
+
+def confident(scores: Float[Tensor, "n c"]) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
+    """Which images a network is sure enough of, and what of."""
+    sure, guess = scores.softmax(1).max(1)
+    place = (sure >= CONFIDENT).nonzero()[:, 0]
+    return place, guess[place]
+
+
+def train_classifier(
+    network: nn.Sequential,
+    split: Split,
+    label: Int[Tensor, " n"],
+    like: Extractor,
+    seed: int,
+    course: Course = Course(),
+    tune: Tune = "whole",
+    first_epoch: int = 0,
+) -> None:
+    """One course on random views of these images, all of which have a label; the network is left in eval mode.
+
+    first_epoch: from where epochs are counted, so that a second course has an order and views of its own.
+    """
+    backbone, head = network
+    whole = tune == "whole"
+    learning = network if whole else head
     optimiser = torch.optim.SGD(
-        network.parameters(), lr=course.lr, momentum=course.momentum, weight_decay=course.weight_decay
+        learning.parameters(), lr=course.lr, momentum=course.momentum, weight_decay=course.weight_decay
     )
     batch, epochs = course.for_images(len(split))
     # The last incomplete batch of an epoch is dropped: BatchNorm cannot learn from one image.
     steps = len(split) // batch
     plan = (
-        (epoch, index) for epoch in range(epochs) for index in split.order(seed, epoch)[: steps * batch].split(batch)
+        (epoch, index)
+        for epoch in range(first_epoch, first_epoch + epochs)
+        for index in split.order(seed, epoch)[: steps * batch].split(batch)
     )
-    crop = RandomCrop(features.size, scale=SCALE)
-    network.train()
-    batches = feed(split, plan, {0: crop}, seed=seed, device=features.device, workers=features.workers)
+    crop = RandomCrop(like.size, scale=SCALE)
+    network.eval()
+    learning.train()  # a frozen network stays in eval mode: its BatchNorm statistics are part of what is frozen
+    batches = feed(split, plan, {0: crop}, seed=seed, device=like.device, workers=like.workers)
     for views in shown(batches, f"fine-tuning on {len(split)} labels", epochs * steps):
-        optimiser.param_groups[0]["lr"] = course.lr * (0.1 if views.epoch >= course.drop * epochs else 1)
+        epoch = views.epoch - first_epoch
+        optimiser.param_groups[0]["lr"] = course.lr * (0.1 if epoch >= course.drop * epochs else 1)
         optimiser.zero_grad()
-        scores = network(normalise(views.crop(crop, 0)))
-        cross_entropy(scores, label[views.index].to(features.device)).backward()
+        with torch.set_grad_enabled(whole):
+            features = backbone(normalise(views.crop(crop, 0)))
+        loss = cross_entropy(head(features), label[views.index].to(like.device))
+        if not loss.isfinite():
+            raise _diverged(epoch, epochs, course)
+        loss.backward()
         optimiser.step()
-    return network.eval()
+    if not all(value.isfinite().all() for value in network.state_dict().values()):
+        raise _diverged(epochs - 1, epochs, course)
+    network.eval()
 
 
-def new_head(width: int, classes: int, seed: int) -> nn.Sequential:
+def _diverged(epoch: int, epochs: int, course: Course) -> BadInput:
+    return BadInput(
+        f"fine-tuning diverged: its loss is not finite in epoch {epoch + 1} of {epochs}; "
+        f"use a smaller learning rate than --lr {course.lr:g}"
+    )
+
+
+def new_head(width: int, classes: int, seed: int = 0, tune: Tune = "whole") -> nn.Module:
     """Its weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        if tune == "linear":
+            return nn.Linear(width, classes)
         return nn.Sequential(
             nn.Linear(width, 2 * width, bias=False),
             nn.BatchNorm1d(2 * width),
@@ -99,8 +212,8 @@ def new_head(width: int, classes: int, seed: int) -> nn.Sequential:
         )
 
 
-def class_scores(network: nn.Module, split: Split, like: Extractor) -> Float[Tensor, "n c"]:
+def class_scores(network: nn.Module, split: Split, like: Extractor, what: str = "class scores") -> Float[Tensor, "n c"]:
     """Of clean views, on the CPU."""
     with in_eval_mode(network), torch.no_grad():
         batches = clean_views(split, like.size, like.device, like.workers)
-        return torch.cat([network(views).float().cpu() for views in batches])
+        return torch.cat([network(views).float().cpu() for views in shown(batches, what, batch_count(split))])

@@ -1,0 +1,249 @@
+"""From a run and labelled images to a classifier on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from cmsf.analysis.confusion import draw_confusion
+from cmsf.analysis.gallery import draw_neighbours
+from cmsf.analysis.reliability import draw_reliability
+from cmsf.assembly import make_encoders
+from cmsf.backbones import feature_width
+from cmsf.classifier_folder import ClassifierFolder
+from cmsf.data import Dataset, Request, Split
+from cmsf.environment import describe_environment, describe_machine
+from cmsf.errors import BadInput
+from cmsf.evaluation.calibration import calibration, confusion
+from cmsf.evaluation.features import Extractor
+from cmsf.evaluation.finetune import (
+    CONFIDENT,
+    HEAD,
+    LINEAR,
+    Course,
+    Round,
+    Tune,
+    fine_tune_in_rounds,
+    new_classifier,
+)
+from cmsf.evaluation.measures import Judged, Result
+from cmsf.evaluation.predicting import score_all
+from cmsf.recipe import Resolved
+from cmsf.rows import UNKNOWN
+from cmsf.run import Run
+
+METRIC = "classifier"
+
+
+@dataclass(frozen=True)
+class How:
+    """What is asked of fine-tuning."""
+
+    rounds: int
+    tune: Tune
+    random_weights: bool
+    seed: int
+    course: Course
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A classifier, what each round of it came to, and its scores of the images it is judged on."""
+
+    network: nn.Sequential
+    width: int
+    rounds: list[dict[str, Any]]
+    scores: Float[Tensor, "n c"] | None
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Images to judge by, and their true classes by the numbers of the labels."""
+
+    split: Split
+    truth: Int[Tensor, " n"]
+
+    @classmethod
+    def of(cls, data: Dataset) -> HeldOut | None:
+        if data.test is None:
+            return None
+        truth = data.as_label(data.test.truth)
+        known = (truth != UNKNOWN).nonzero()[:, 0]
+        return cls(data.test.part(known), truth[known]) if len(known) else None
+
+    def right(self, scores: Float[Tensor, "n c"]) -> Judged:
+        return Judged(scores.argmax(1) == self.truth, self.truth)
+
+
+def to_learn_from(data: Dataset) -> Dataset:
+    """The same images, the classes of their labels being those with a labelled image; or what they lack."""
+    train = data.train
+    if not len(train.labelled):
+        raise BadInput(
+            f"none of the {len(train)} training images of {data.name} has a label; give a list with --labels, "
+            "or images in a folder for each class with --data"
+        )
+    present = train.label[train.labelled].unique()
+    names = tuple(data.label_names[number] for number in present.tolist())
+    if len(names) < 2:
+        raise BadInput(
+            f"all {len(train.labelled)} labels of {data.name} are {names[0]!r}; a classifier needs two classes or more"
+        )
+    missing = data.unlabelled_classes()
+    if missing:
+        raise BadInput(
+            f"{len(missing)} of {len(missing) + len(names)} classes of {data.name} have no labelled training image "
+            f"(the first is {missing[0]!r}); label one of each at least, or leave the images of those classes out"
+        )
+    number = torch.full((len(data.label_names) + 1,), UNKNOWN)  # the last is for UNKNOWN, which is -1
+    number[present] = torch.arange(len(present))
+    return replace(data, label_names=names, train=replace(train, label=number[train.label]))
+
+
+def tune(
+    run: Run, data: Dataset, held_out: HeldOut | None, how: How, like: Extractor, say: Callable[[str], None]
+) -> Tuned:
+    """Fine-tune the network that `like` holds; the truth is for the figures that are said and kept alone."""
+    width = feature_width(like.backbone, run.recipe.backbone, run.recipe.size)
+    network = new_classifier(like, width, len(data.label_names), how.seed, how.tune)
+    rounds, scores = [], None
+    for done in fine_tune_in_rounds(
+        network, data.train, like, how.seed, rounds=how.rounds, tune=how.tune, course=how.course
+    ):
+        scores = None if held_out is None else score_all(network, held_out.split, like)
+        rounds.append(
+            _report(done, data, None if held_out is None or scores is None else held_out.right(scores).figure)
+        )
+        say(_in_words(rounds[-1]))
+    if len(rounds) < how.rounds:
+        say(f"all {len(data.train)} training images are labelled, so one round is all there is to do")
+    return Tuned(network, width, rounds, scores)
+
+
+def starting_network(run: Run, how: How) -> nn.Module:
+    """The run's backbone, or one that has learned nothing."""
+    if how.random_weights:
+        return make_encoders(replace(run.recipe, seed=how.seed)).online.backbone
+    return run.backbone()
+
+
+def write(
+    folder: ClassifierFolder,
+    run: Run,
+    recipe: Resolved,
+    request: Request,
+    data: Dataset,
+    held_out: HeldOut | None,
+    how: How,
+    like: Extractor,
+    tuned: Tuned,
+) -> None:
+    """All of the folder, or nothing."""
+    with folder.drafted() as path:
+        draft = ClassifierFolder(path)
+        device = str(like.device)
+        origin = {
+            "finetuned_from": str(run.path.absolute()),
+            "finetuned_from_sha256": None if how.random_weights else _digest(run.folder.backbone_file),
+        }
+        environment = describe_environment(request, recipe, device) | origin
+        backbone, head = tuned.network
+        draft.describe(recipe, environment, data)
+        draft.save_backbone(backbone)
+        draft.save_head(head)
+        draft.save_about(_about(data, how, like, tuned))
+        if held_out is not None and tuned.scores is not None:
+            known = {
+                "metric": METRIC,
+                "data": request.data,
+                "val": request.val,
+                "recipe": recipe.name,
+                "weights_sha256": _digest(draft.backbone_file),
+                "head_sha256": _digest(draft.head_file),
+                "written": datetime.now(UTC).isoformat(timespec="seconds"),
+                **describe_machine(device),
+            }
+            _write_figures(draft, data, held_out, how, like, tuned.scores, known)
+        draw_neighbours(
+            backbone, data, like.size, like.device, draft.neighbours_picture, recipe.seed, workers=like.workers
+        )
+
+
+def _write_figures(
+    draft: ClassifierFolder,
+    data: Dataset,
+    held_out: HeldOut,
+    how: How,
+    like: Extractor,
+    scores: Float[Tensor, "n c"],
+    known: dict[str, Any],
+) -> None:
+    protocol = {
+        "tuned": how.tune,
+        "transform": like.transform,
+        "train images": len(data.train),
+        "labelled": len(data.train.labelled),
+        "test images": len(held_out.split),
+        "classes": len(data.label_names),
+        "test split": data.test_origin,
+    }
+    found = calibration(scores, held_out.truth)
+    report = Result({METRIC: held_out.right(scores)}, protocol).report()
+    draft.save_result(draft.results / f"{METRIC}.json", known | report | {"calibration": found.report()})
+    counts = confusion(scores.argmax(1), held_out.truth, len(data.label_names))
+    draft.save_confusion(counts, data.label_names)
+    draw_confusion(counts, data.label_names, draft.confusion_picture)
+    draw_reliability(found, draft.calibration_picture)
+
+
+def _about(data: Dataset, how: How, like: Extractor, tuned: Tuned) -> dict[str, Any]:
+    return {
+        "classes": list(data.label_names),
+        "tune": how.tune,
+        "head": LINEAR if how.tune == "linear" else HEAD,
+        "features": tuned.width,
+        "random weights": how.random_weights,
+        "seed": how.seed,
+        "size": like.size,
+        "transform": like.transform,
+        "confident from": CONFIDENT,
+        "rounds": tuned.rounds,
+    }
+
+
+def _report(done: Round, data: Dataset, test_accuracy: float | None) -> dict[str, Any]:
+    truth = data.as_label(data.train.truth)[done.pseudo]
+    known = truth != UNKNOWN
+    right = float((done.guess == truth)[known].double().mean()) if known.any() else None
+    return {
+        "round": done.number,
+        "labelled": done.labelled,
+        "unlabelled": len(data.train) - done.labelled,
+        "confident": len(done.pseudo),
+        "pseudo-label accuracy": None if right is None else 100 * right,
+        "test accuracy": test_accuracy,
+        "course": done.course,
+    }
+
+
+def _in_words(report: dict[str, Any]) -> str:
+    words = [f"round {report['round']}: {report['labelled']} labelled images"]
+    if report["round"] > 1:
+        words[0] += f" and {report['confident']} of {report['unlabelled']} others, confident from {CONFIDENT:g} on"
+        if report["pseudo-label accuracy"] is not None:
+            words.append(f"{report['pseudo-label accuracy']:.2f} % of these pseudo-labels are right")
+    if report["test accuracy"] is not None:
+        words.append(f"test accuracy {report['test accuracy']:.2f} %")
+    return "; ".join(words)
+
+
+def _digest(file: Path) -> str:
+    return sha256(file.read_bytes()).hexdigest()
