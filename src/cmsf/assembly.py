@@ -19,6 +19,7 @@ from cmsf.learner import Learner
 from cmsf.objectives import MeanShift, Term
 from cmsf.recipe import AUTO, Recipe, Resolved
 from cmsf.views import Augmentation, RandomCrop
+from cmsf.weights import StartingWeights, starting_weights
 
 LARGEST_SMALL_IMAGE = 64
 _LARGEST_AUTO_BANK = 128_000
@@ -86,18 +87,27 @@ def empty_backbone(recipe: Resolved) -> nn.Module:
     return backbone.to(memory_format=torch.channels_last)
 
 
-def make_encoders(recipe: Resolved) -> Encoders:
-    """Encoders with the starting weights that the seed decides."""
+def make_encoders(recipe: Resolved, start: StartingWeights | None = None) -> Encoders:
+    """Encoders with weights that the seed decides, but for a backbone that is given its own."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         backbone = empty_backbone(recipe)
         width = feature_width(backbone, recipe.backbone, recipe.size)
+        if start is not None:
+            start.put_into(backbone)
         return Encoders(backbone, width, recipe.projection_hidden, recipe.projection_dim)
 
 
-def make_learner(recipe: Resolved, label: Int[Tensor, " n"], device: torch.device | str) -> Learner:
-    """The learner of a resolved recipe, for as many images as there are labels."""
-    encoders = make_encoders(recipe).to(device)
+def starts_from(recipe: Resolved) -> StartingWeights | None:
+    """The weights that the recipe names; None: random ones."""
+    return None if recipe.init == "none" else starting_weights(recipe.init, recipe.backbone, recipe.size)
+
+
+def make_learner(
+    recipe: Resolved, label: Int[Tensor, " n"], device: torch.device | str, start: StartingWeights | None = None
+) -> Learner:
+    """The learner of a resolved recipe, for as many images as there are labels; `start` as for make_encoders."""
+    encoders = make_encoders(recipe, start).to(device)
     dim = encoders.dim
     strong = Augmentation(
         RandomCrop(recipe.size, (recipe.strong_crop, 1.0), flip=recipe.flip),
