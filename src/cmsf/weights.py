@@ -13,7 +13,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from cmsf.backbones import create
+from cmsf.backbones import SMALL_RESIDUAL, create
 from cmsf.errors import BadInput, did_you_mean
 from cmsf.views import IMAGENET_DEVIATION, IMAGENET_MEAN
 
@@ -21,8 +21,8 @@ _FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar")
 _NESTED = ("state_dict", "model", "backbone")
 _PARALLEL = "module."
 _COUNTER = "num_batches_tracked"
-_SHOWN = 4
-"""Names of each kind in the message of a mismatch."""
+_SHOWN = 2
+"""So many names of each kind are in the message of a mismatch, which is a line."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class StartingWeights:
     def put_into(self, backbone: nn.Module) -> None:
         # The counter is younger than many a file and counts for nothing where BatchNorm has a momentum.
         counters = {name: torch.tensor(0) for name in backbone.state_dict() if name.endswith(_COUNTER)}
-        remedy = "give weights of this backbone, or --backbone, --stem and --size that fit them"
+        remedy = "give weights of this backbone, or a --backbone, --stem and --size that fit"
         fill(backbone, counters | self.tensors, self.origin, remedy)
 
 
@@ -63,7 +63,7 @@ def starting_weights(init: str, backbone: str, size: int) -> StartingWeights:
         tensors, note = _of_timm(init, backbone, size), _normalisation(init)
     else:
         tensors, note = _of_path(Path(init)), ""
-    return StartingWeights(f"--init {init}", _without_head(tensors, backbone), note)
+    return StartingWeights(f"--init {init}", _without_head(tensors, backbone, size), note)
 
 
 def fill(module: nn.Module, state: Mapping[str, Any], origin: str | Path, remedy: str = "") -> None:
@@ -71,29 +71,25 @@ def fill(module: nn.Module, state: Mapping[str, Any], origin: str | Path, remedy
     if not isinstance(state, Mapping):
         raise BadInput(f"{origin} is truncated or damaged")
     own = module.state_dict()
-    wrong = [
-        _some("missing", [name for name in own if name not in state]),
-        _some("too many", [str(name) for name in state if name not in own]),
-        _some(
-            "of another shape",
-            [
-                f"{name} {tuple(value.shape)} instead of {tuple(own[name].shape)}"
-                for name, value in state.items()
-                if name in own and isinstance(value, Tensor) and value.shape != own[name].shape
-            ],
-        ),
-    ]
-    if any(wrong):
-        message = f"{origin} is of another architecture than the recipe: {'; '.join(filter(None, wrong))}"
+    kinds = {
+        "missing": [name for name in own if name not in state],
+        "too many": [str(name) for name in state if name not in own],
+        "of another shape": [
+            f"{name} {tuple(value.shape)} instead of {tuple(own[name].shape)}"
+            for name, value in state.items()
+            if name in own and isinstance(value, Tensor) and value.shape != own[name].shape
+        ],
+    }
+    wrong = [f"{len(names)} {kind} ({_some(names)})" for kind, names in kinds.items() if names]
+    if wrong:
+        message = f"{origin} is of another architecture than the recipe: {'; '.join(wrong)}"
         raise BadInput(f"{message}; {remedy}" if remedy else message)
     module.load_state_dict(state)
 
 
-def _some(kind: str, names: list[str]) -> str:
-    if not names:
-        return ""
+def _some(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{len(names)} {kind} ({', '.join(names[:_SHOWN])}{more})"
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _of_timm(name: str, backbone: str, size: int) -> dict[str, Tensor]:
@@ -177,9 +173,10 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout is torch.strided and not (value.is_meta or value.is_quantized)
 
 
-def _without_head(tensors: dict[str, Tensor], backbone: str) -> dict[str, Tensor]:
-    """Our backbones end with their features; what timm calls the classifier is dropped."""
-    about = timm.get_pretrained_cfg(backbone) if timm.is_model(backbone) else None
-    heads = (about.classifier if about else None) or ()
-    prefixes = tuple(f"{head}." for head in ((heads,) if isinstance(heads, str) else heads))
-    return {name: value for name, value in tensors.items() if not name.startswith(prefixes)}
+def _without_head(tensors: dict[str, Tensor], backbone: str, size: int) -> dict[str, Tensor]:
+    """Our backbones end with their features: what a network has with classes and not without them is dropped."""
+    if backbone == SMALL_RESIDUAL:
+        return tensors
+    with torch.device("meta"):  # for the names alone
+        whole, bare = (create(backbone, size, num_classes=classes).state_dict() for classes in (1000, 0))
+    return {name: value for name, value in tensors.items() if name in bare or name not in whole}
