@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from cmsf.assembly import make_learner
-from cmsf.classifiers import _TRAINING
 from cmsf.encoders import Encoders
 from cmsf.knowledge import PseudoLabels, ThirdView
 from cmsf.learner import EXTRA, STRONG, THIRD, WEAK, Learner
 from cmsf.precision import Precision
+from cmsf.pseudo_classifiers import _TRAINING
 from cmsf.randomness import permutation
 from cmsf.recipe import Recipe, Resolved
 from cmsf.recipes import METHODS

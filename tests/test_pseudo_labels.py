@@ -14,9 +14,9 @@ from torch import Tensor
 
 import cmsf
 from cmsf.analysis.pseudo_labels import count_guesses, summarise_guesses
-from cmsf.classifiers import Classifier, Course, Layers, Vote
 from cmsf.data.lists import write_rows
 from cmsf.knowledge import Guess, PseudoLabels
+from cmsf.pseudo_classifiers import Course, Layers, PseudoClassifier, Vote
 from cmsf.rows import UNKNOWN, Rows
 from cmsf.training import Stopped
 
@@ -24,7 +24,7 @@ KINDS = ("mlp-2", "mlp-3", "linear", "knn")
 SEMI = TINY | {"labels_per_class": 8, "epochs": 4, "pseudo_threshold": 0.5}
 
 
-class Scripted(Classifier):
+class Scripted(PseudoClassifier):
     """Gives the probabilities it was told, and remembers what it was to learn from."""
 
     def __init__(self, probability: Tensor) -> None:
@@ -102,7 +102,7 @@ def separated(count: int = 60) -> Rows:
     return Rows(embedding, torch.arange(count), label)
 
 
-def classifier(kind: str, lr: float = 0.1) -> Classifier:
+def classifier(kind: str, lr: float = 0.1) -> PseudoClassifier:
     if kind == "knn":
         return Vote(60, 8, 3, 20, torch.float64)
     hidden = {"linear": 0, "mlp-2": 1, "mlp-3": 2}[kind]
@@ -271,7 +271,11 @@ def test_photos_on_the_disk_are_pseudo_labelled_offline_too(tmp_path: Path) -> N
     [
         (None, {}, r"every one of the 144 images has a label, so there is nothing to guess; use cmsf-sup, or fewer"),
         ({}, {}, r"none of the 144 images has one"),
-        ({0: "0", 1: "1", 2: "2"}, {}, r"1 of the classes of bars have no labelled training image \('3'\); label one"),
+        (
+            {0: "0", 1: "1", 2: "2"},
+            {},
+            r"no training image of '3' in bars is labelled; label one of each class at least",
+        ),
         ({0: "0"}, {}, r"needs two classes or more"),
         (None, {"constraint": "none", "label_share": 0.5}, r"--pseudo-labels mlp-2 needs --constraint label"),
     ],

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from cmsf.assembly import LARGEST_SMALL_IMAGE, make_learner, resolve, view_size
+from cmsf.assembly import LARGEST_SMALL_IMAGE, make_learner, resolve, starts_from, view_size
 from cmsf.classifier import Classifier
 from cmsf.classifier_folder import ClassifierFolder
 from cmsf.data import Dataset, Request, open_source
-from cmsf.environment import describe_environment
+from cmsf.environment import INIT_SHA256, describe_environment
 from cmsf.errors import BadInput, did_you_mean
 from cmsf.evaluation import Extractor
 from cmsf.evaluation.finetune import TUNES, Course, Tune
@@ -28,6 +28,7 @@ from cmsf.run import Run, load_images, pick_device, worker_count
 from cmsf.run_folder import RunFolder
 from cmsf.screen import Screen
 from cmsf.training import Training
+from cmsf.weights import is_timm_name
 
 MOST_ROUNDS = 100
 
@@ -55,7 +56,7 @@ def train(
     val: a source to test on; without it, a split of the data, or a tenth of its labelled images.
     workers: processes that decode images which are not held in memory; by default one a core.
     out: the run folder, by default runs/ and the recipe's or the file's name.
-    changes: any field of the recipe, e.g. epochs=100.
+    changes: any field of the recipe, e.g. epochs=100, or init="resnet18.a1_in1k" for weights to start from.
     """
     screen = screen or Screen(quiet=quiet)
     where = pick_device(device)
@@ -77,7 +78,14 @@ def train(
         screen.say(line)
     environment = describe_environment(request, resolved, str(where))
     differences = folder.check_same_recipe(resolved, environment) if folder.exists() else []
-    learner = make_learner(resolved, images.train.label, where)  # what cannot be built leaves no folder behind
+    start = None if folder.started() else starts_from(resolved)
+    if start is not None:
+        environment[INIT_SHA256] = start.sha256
+        if folder.exists():
+            folder.check_same_start(start)
+        if start.note:
+            screen.say(start.note)
+    learner = make_learner(resolved, images.train.label, where, start)  # what cannot be built leaves no folder behind
     if not folder.exists():
         folder.create(resolved, environment, images)
     with folder.locked():
@@ -122,7 +130,7 @@ def finetune(
         request = source.request(data, labels)
         backbone = starting_network(source, how)
         images = to_learn_from(source.relabelled(data, labels))
-        recipe = replace(source.recipe_for(data, labels), cache="ram" if images.in_memory else "off")
+        recipe = replace(source.recipe_for(data, labels), cache="ram" if images.in_memory else "off", precision="fp32")
         for line in _describe(images):
             screen.say(line)
         held_out = HeldOut.of(images)
@@ -174,7 +182,9 @@ def _describe(images: Dataset) -> list[str]:
 
 
 def _with_lasting_paths(recipe: Recipe) -> Recipe:
-    """A mapping by its full path, so that the recipe will find it from another working directory."""
-    if recipe.coarse_labels in ("none", "wordnet"):
-        return recipe
-    return replace(recipe, coarse_labels=str(Path(recipe.coarse_labels).expanduser().absolute()))
+    """A mapping and weights by their full paths, so that the recipe will find them from another working directory."""
+    if recipe.coarse_labels not in ("none", "wordnet"):
+        recipe = replace(recipe, coarse_labels=str(Path(recipe.coarse_labels).expanduser().absolute()))
+    if recipe.init != "none" and not is_timm_name(recipe.init):
+        recipe = replace(recipe, init=str(Path(recipe.init).expanduser().absolute()))
+    return recipe

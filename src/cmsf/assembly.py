@@ -11,7 +11,6 @@ from torch.amp import GradScaler
 
 from cmsf.backbones import feature_width, make_backbone
 from cmsf.bank import MemoryBank
-from cmsf.classifiers import Classifier, Course, Layers, Vote
 from cmsf.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
 from cmsf.data import Dataset
 from cmsf.encoders import Encoders
@@ -20,9 +19,11 @@ from cmsf.knowledge import GivenLabels, Knowledge, Nothing, PreviousEpoch, Pseud
 from cmsf.learner import Learner
 from cmsf.objectives import MeanShift, Term
 from cmsf.precision import Precision
+from cmsf.pseudo_classifiers import Course, Layers, PseudoClassifier, Vote
 from cmsf.recipe import AUTO, Recipe, Resolved
 from cmsf.rows import UNKNOWN
 from cmsf.views import Augmentation, RandomCrop
+from cmsf.weights import StartingWeights, starting_weights
 
 LARGEST_SMALL_IMAGE = 64
 _LARGEST_AUTO_BANK = 128_000
@@ -93,22 +94,31 @@ def empty_backbone(recipe: Resolved) -> nn.Module:
     return backbone.to(memory_format=torch.channels_last)
 
 
-def make_encoders(recipe: Resolved) -> Encoders:
-    """Encoders with the starting weights that the seed decides."""
+def make_encoders(recipe: Resolved, start: StartingWeights | None = None) -> Encoders:
+    """Encoders with weights that the seed decides, but for a backbone that is given its own."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         backbone = empty_backbone(recipe)
         width = feature_width(backbone, recipe.backbone, recipe.size)
+        if start is not None:
+            start.put_into(backbone)
         precision = Precision(recipe.precision)
         return Encoders(backbone, width, recipe.projection_hidden, recipe.projection_dim, precision)
 
 
-def make_learner(recipe: Resolved, label: Int[Tensor, " n"], device: torch.device | str) -> Learner:
-    """The learner of a resolved recipe, for as many images as there are labels."""
+def starts_from(recipe: Resolved) -> StartingWeights | None:
+    """The weights that the recipe names; None: random ones."""
+    return None if recipe.init == "none" else starting_weights(recipe.init, recipe.backbone, recipe.size)
+
+
+def make_learner(
+    recipe: Resolved, label: Int[Tensor, " n"], device: torch.device | str, start: StartingWeights | None = None
+) -> Learner:
+    """The learner of a resolved recipe, for as many images as there are labels; `start` as for make_encoders."""
     device, precision = torch.device(device), Precision(recipe.precision)
     if device.type == "mps" and recipe.precision == "fp64":
         raise BadInput("--precision fp64 is not to be had on mps; use --device cpu")
-    encoders = make_encoders(recipe).to(device)
+    encoders = make_encoders(recipe, start).to(device)
     strong = Augmentation(
         RandomCrop(recipe.size, (recipe.strong_crop, 1.0), flip=recipe.flip),
         jitter=recipe.jitter,
@@ -141,7 +151,7 @@ def make_learner(recipe: Resolved, label: Int[Tensor, " n"], device: torch.devic
 def _constraint_and_knowledge(recipe: Recipe, label: Tensor, dim: int) -> tuple[Constraint, Knowledge]:
     precision = Precision(recipe.precision)
     if recipe.constraint == "label" and recipe.pseudo_labels != "none":
-        classifier, offline = _classifier(recipe, label, dim), recipe.pseudo_cache == "offline"
+        classifier, offline = _pseudo_classifier(recipe, label, dim), recipe.pseudo_cache == "offline"
         return SameLabel(), PseudoLabels(label, dim, classifier, recipe.pseudo_threshold, offline, precision.dtype)
     if recipe.constraint == "label":
         return SameLabel(), GivenLabels(label)
@@ -153,11 +163,11 @@ def _constraint_and_knowledge(recipe: Recipe, label: Tensor, dim: int) -> tuple[
     return Unconstrained(), Nothing()
 
 
-def _classifier(recipe: Recipe, label: Tensor, dim: int) -> Classifier:
+def _pseudo_classifier(recipe: Recipe, label: Tensor, dim: int) -> PseudoClassifier:
     dtype, known = Precision(recipe.precision).dtype, label[label != UNKNOWN]
     classes, count = int(known.max()) + 1, known.bincount()
     if recipe.pseudo_labels == "knn":
-        made: Classifier = Vote(len(known), dim, classes, min(_VOTES, int(count[count > 0].min())), dtype)
+        made: PseudoClassifier = Vote(len(known), dim, classes, min(_VOTES, int(count[count > 0].min())), dtype)
     else:
         hidden = {"linear": 0, "mlp-2": 1, "mlp-3": 2}[recipe.pseudo_labels]
         made = Layers(dim, classes, hidden, Course(recipe.pseudo_epochs, recipe.pseudo_lr), recipe.seed)
@@ -227,8 +237,8 @@ def check_every_class_labelled(data: Dataset) -> None:
     """A class without labels could never be guessed, and its images would all be taken for others."""
     missing = data.unlabelled_classes()
     if missing:
-        shown = ", ".join(map(repr, missing[:3])) + (" …" if len(missing) > 3 else "")
+        first = f"{missing[0]!r}" if len(missing) == 1 else f"{len(missing)} classes, the first {missing[0]!r},"
         raise BadInput(
-            f"{len(missing)} of the classes of {data.name} have no labelled training image ({shown}); "
-            "label one of each at least, or leave their images out"
+            f"no training image of {first} in {data.name} is labelled; label one of each class at least, "
+            "or leave the images of such classes out"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import timm
 import torch
@@ -26,15 +26,22 @@ def make_backbone(name: str, stem: Stem = "standard", size: int = 224) -> nn.Mod
         hint = did_you_mean(name, known, f"use {SMALL_RESIDUAL} or a name of timm.list_models()")
         raise BadInput(f"no backbone is called {name!r}; {hint}")
     try:
-        # A network with position embeddings has to be told the size; a convolutional one does not take it.
-        backbone = timm.create_model(name, pretrained=False, num_classes=0, img_size=size)
-    except TypeError:
-        backbone = timm.create_model(name, pretrained=False, num_classes=0)
+        backbone = create(name, size, num_classes=0)
     except _MISFITS as error:
         raise BadInput(_no_fit(name, size, error)) from None
     if stem == "small":
         _use_small_stem(backbone, name)
     return backbone
+
+
+def create(name: str, size: int, **options: Any) -> nn.Module:
+    """A network of timm's for images of this size."""
+    try:
+        # A network with position embeddings has to be told the size; a convolutional one does not take it.
+        network: nn.Module = timm.create_model(name, img_size=size, **options)
+    except TypeError:
+        network = timm.create_model(name, **options)
+    return network
 
 
 @torch.no_grad()

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from cmsf.errors import BadInput
 from cmsf.files import atomically
 from cmsf.learner import Learner
+from cmsf.weights import fill
 
 _KEPT = 2
 
@@ -58,24 +58,6 @@ def load(path: Path, learner: Learner, device: torch.device | str) -> dict[str, 
         return {name: progress[name] for name in ("step", "metrics_length", "totals")}
     except (RuntimeError, ValueError, KeyError, TypeError):
         raise damaged from None
-
-
-def fill(module: nn.Module, state: Mapping[str, Any], origin: Path) -> None:
-    """Load weights that must fit one by one; weights of another network are named in one line."""
-    if not isinstance(state, Mapping):
-        raise BadInput(f"{origin} is truncated or damaged")
-    own = module.state_dict()
-    wrong = [f"no {name}" for name in own if name not in state]
-    wrong += [f"{name} too many" for name in state if name not in own]
-    wrong += [
-        f"{name} {tuple(value.shape)} instead of {tuple(own[name].shape)}"
-        for name, value in state.items()
-        if name in own and isinstance(value, torch.Tensor) and value.shape != own[name].shape
-    ]
-    if wrong:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise BadInput(f"{origin} is of another architecture than the recipe: {'; '.join(wrong[:3])}{more}")
-    module.load_state_dict(state)
 
 
 def _all(folder: Path) -> list[Path]:

@@ -13,12 +13,12 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from cmsf import checkpoint
 from cmsf.data.lists import write_rows
 from cmsf.errors import BadInput
 from cmsf.evaluation.finetune import TUNES, new_head
 from cmsf.files import atomically, write_text
 from cmsf.run_folder import RunFolder
+from cmsf.weights import fill
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class ClassifierFolder(RunFolder):
             state = safetensors.torch.load_file(self.head_file)
         except (OSError, SafetensorError) as error:
             raise BadInput(f"cannot read {self.head_file}: {str(error).splitlines()[0]}") from None
-        checkpoint.fill(head, state, self.head_file)
+        fill(head, state, self.head_file)
         return nn.Sequential(self.load_backbone(), head).to(device).eval()
 
     def save_confusion(self, counts: Tensor, names: Sequence[str]) -> None:

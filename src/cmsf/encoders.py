@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from cmsf.heads import perceptron
 from cmsf.precision import Precision
 
 
@@ -33,8 +34,8 @@ class Encoders(nn.Module):
     ) -> None:
         super().__init__()
         self.dim, self.precision = dim, precision
-        self.online = Encoder(backbone, head(width, hidden, dim))
-        self.predictor = head(dim, hidden, dim)
+        self.online = Encoder(backbone, perceptron(width, hidden, dim, bias=True))
+        self.predictor = perceptron(dim, hidden, dim, bias=True)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.to(precision.dtype)
 
@@ -63,10 +64,3 @@ class Encoders(nn.Module):
     def finite(self) -> bool:
         """Whether every weight is a number."""
         return bool(torch.stack(torch._foreach_norm([*self.learning()])).isfinite().all())
-
-
-def head(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """Linear, BatchNorm, ReLU, linear; nothing normalises the output."""
-    return nn.Sequential(
-        nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), nn.Linear(hidden, outputs)
-    )

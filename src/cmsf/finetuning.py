@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cmsf.analysis.confusion import draw_confusion
 from cmsf.analysis.gallery import draw_neighbours
 from cmsf.analysis.reliability import draw_reliability
-from cmsf.assembly import make_encoders
+from cmsf.assembly import check_every_class_labelled, make_encoders
 from cmsf.backbones import feature_width
 from cmsf.classifier_folder import ClassifierFolder
 from cmsf.data import Dataset, Request, Split
@@ -97,12 +97,7 @@ def to_learn_from(data: Dataset) -> Dataset:
         raise BadInput(
             f"all {len(train.labelled)} labels of {data.name} are {names[0]!r}; a classifier needs two classes or more"
         )
-    missing = data.unlabelled_classes()
-    if missing:
-        raise BadInput(
-            f"{len(missing)} of {len(missing) + len(names)} classes of {data.name} have no labelled training image "
-            f"(the first is {missing[0]!r}); label one of each at least, or leave the images of those classes out"
-        )
+    check_every_class_labelled(data)
     number = torch.full((len(data.label_names) + 1,), UNKNOWN)  # the last is for UNKNOWN, which is -1
     number[present] = torch.arange(len(present))
     return replace(data, label_names=names, train=replace(train, label=number[train.label]))
@@ -131,8 +126,8 @@ def tune(
 def starting_network(run: Run, how: How) -> nn.Module:
     """The run's backbone, or one that has learned nothing."""
     if how.random_weights:
-        return make_encoders(replace(run.recipe, seed=how.seed)).online.backbone
-    return run.backbone()
+        return make_encoders(replace(run.recipe, seed=how.seed)).online.backbone.float()
+    return run.backbone().float()
 
 
 def write(

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cmsf.bank import EmbeddingCache
-from cmsf.classifiers import Classifier
+from cmsf.pseudo_classifiers import PseudoClassifier
 from cmsf.rows import UNKNOWN, Rows
 
 Embed = Callable[[Int[Tensor, " m"]], Float[Tensor, "m d"]]
@@ -120,7 +120,7 @@ class PseudoLabels(Knowledge):
         self,
         label: Int[Tensor, " n"],
         dim: int,
-        classifier: Classifier,
+        classifier: PseudoClassifier,
         threshold: float,
         offline: bool,
         dtype: torch.dtype,

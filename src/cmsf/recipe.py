@@ -51,6 +51,11 @@ class Recipe:
     # The network
     backbone: str = setting("resnet50", "small-residual, or any timm name")
     stem: Literal["standard", "small"] = setting("standard", "a ResNet's first layers; small: for images up to 64 px")
+    init: str = setting(
+        "none",
+        "weights to start from: a timm pretrained name, a .safetensors or state-dict file, or another run; none: "
+        "random ones",
+    )
     projection_hidden: int | Auto = setting(
         AUTO, "hidden width of projector and predictor; auto: twice the features", least=1, most=65_536
     )

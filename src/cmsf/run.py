@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cmsf.assembly import make_encoders
+from cmsf.assembly import make_encoders, starts_from
 from cmsf.data import Dataset, Request, Source, arrange, default_workers, load, open_source
 from cmsf.environment import describe_machine
 from cmsf.errors import BadInput, did_you_mean
@@ -132,11 +132,15 @@ class Run:
         """The same of the network before training and, for knn, of raw pixels: what learning has to beat."""
         check_metric(metric)
         where = pick_device(device)
-        untrained = make_encoders(self.recipe).online.backbone.to(where)
+        start = starts_from(self.recipe)
+        if start is not None:
+            self.folder.check_same_start(start)
+        before = make_encoders(self.recipe, start).online.backbone.to(where)
+        called = "untrained encoder" if start is None else "starting weights"
         results: dict[str, Result] = {}
         if metric == "knn":
             results["raw pixels"] = evaluate_pixels(self.data(data), self.recipe.size, worker_count(workers))
-        results["untrained encoder"] = self._judge(metric, untrained, data, where, worker_count(workers), options)
+        results[called] = self._judge(metric, before, data, where, worker_count(workers), options)
         for name, result in results.items():
             self._save(metric, result, data, where, {"of": name}, options)
         return {name: result.accuracy for name, result in results.items()}

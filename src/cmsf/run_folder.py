@@ -23,11 +23,12 @@ from cmsf.assembly import empty_backbone
 from cmsf.data import Dataset, Request
 from cmsf.data.labels import Labels
 from cmsf.data.lists import read_columns, write_rows
-from cmsf.environment import BIT_FOR_BIT
+from cmsf.environment import BIT_FOR_BIT, INIT_SHA256
 from cmsf.errors import BadInput
 from cmsf.files import atomically, folder_atomically, write_text
 from cmsf.precision import Precision
 from cmsf.recipe import Resolved
+from cmsf.weights import StartingWeights, fill
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,10 @@ class RunFolder:
     def complete(self) -> bool:
         """The picture is drawn last."""
         return self.backbone_file.exists() and self.neighbours_picture.exists()
+
+    def started(self) -> bool:
+        """Whether there is a checkpoint to go on from; what the run began with is then not needed any more."""
+        return checkpoint.newest(self.checkpoints) is not None
 
     def check_free(self) -> None:
         """Refuse a place that holds something else than a run."""
@@ -178,6 +183,15 @@ class RunFolder:
             if before.get(name) != environment[name]
         ]
 
+    def check_same_start(self, start: StartingWeights) -> None:
+        """Refuse weights that are not those the run began with, though they are in the same place."""
+        before = self.environment().get(INIT_SHA256)
+        if before != start.sha256:
+            raise BadInput(
+                f"the weights of {start.origin} have changed since {self.path} began (sha256 {str(before)[:12]} then, "
+                f"{start.sha256[:12]} now); put them back, or start another run"
+            )
+
     def check_same_images(self, data: Dataset) -> None:
         """Refuse images that are not those of the run: its cache and its test split go by their order."""
         try:
@@ -229,7 +243,7 @@ class RunFolder:
             state = safetensors.torch.load_file(self.backbone_file)
         except (OSError, SafetensorError) as error:
             raise BadInput(f"cannot read {self.backbone_file}: {str(error).splitlines()[0]}") from None
-        checkpoint.fill(backbone, state, self.backbone_file)
+        fill(backbone, state, self.backbone_file)
         return backbone.to(device).eval()
 
     def save_result(self, path: Path, result: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from cmsf.data import Split, feed
 from cmsf.errors import BadInput
 from cmsf.evaluation.features import Extractor, batch_count, clean_views, in_eval_mode
+from cmsf.heads import perceptron
 from cmsf.progress import shown
 from cmsf.rows import UNKNOWN
 from cmsf.views import RandomCrop, normalise
@@ -202,14 +203,7 @@ def new_head(width: int, classes: int, seed: int = 0, tune: Tune = "whole") -> n
     """Its weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if tune == "linear":
-            return nn.Linear(width, classes)
-        return nn.Sequential(
-            nn.Linear(width, 2 * width, bias=False),
-            nn.BatchNorm1d(2 * width),
-            nn.ReLU(inplace=True),
-            nn.Linear(2 * width, classes),
-        )
+        return perceptron(width, 2 * width, classes, hidden_layers=0 if tune == "linear" else 1)
 
 
 def class_scores(network: nn.Module, split: Split, like: Extractor, what: str = "class scores") -> Float[Tensor, "n c"]:

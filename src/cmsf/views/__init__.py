@@ -2,10 +2,12 @@
 
 from cmsf.views.augmentation import Augmentation, clean_view
 from cmsf.views.batch import Batch, CutBatch, WholeBatch, cut_views, to_device
-from cmsf.views.colours import normalise
+from cmsf.views.colours import IMAGENET_DEVIATION, IMAGENET_MEAN, normalise
 from cmsf.views.crops import CentreCrop, Crop, Pictures, RandomCrop, crop_and_resize, cut, sizes
 
 __all__ = [
+    "IMAGENET_DEVIATION",
+    "IMAGENET_MEAN",
     "Augmentation",
     "Batch",
     "CentreCrop",

@@ -1,4 +1,4 @@
-"""Classifiers of embeddings: who says what an unlabelled image is, while everything still moves."""
+"""Pseudo-label classifiers: who says what an unlabelled image is, from its embedding, while everything still moves."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from cmsf.heads import perceptron
 from cmsf.neighbours import Own, nearest_vectors
 from cmsf.randomness import permutation
 from cmsf.rows import UNKNOWN, Rows
@@ -17,7 +18,7 @@ from cmsf.rows import UNKNOWN, Rows
 _TRAINING = 0xC1A5 << 40  # what this use of the hash is for; no epoch is ever so high
 
 
-class Classifier(nn.Module, ABC):
+class PseudoClassifier(nn.Module, ABC):
     """Learns from labelled rows, again and again, and says how probable each class is for others."""
 
     @abstractmethod
@@ -26,7 +27,7 @@ class Classifier(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, embedding: Float[Tensor, "b d"]) -> Float[Tensor, "b c"]:
-        """Probabilities; for learning, `logits` are what is trained."""
+        """How probable each class is."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Course:
         return batch, max(self.epochs, -(-self.least_steps // (count // batch)))
 
 
-class Layers(Classifier):
+class Layers(PseudoClassifier):
     """A linear layer, or a perceptron with BatchNorm and ReLU after each of its hidden layers, which are twice as wide
     as the embedding. (The width is that of the authors' code; the paper's text gives the projector's.)"""
 
@@ -88,7 +89,7 @@ class Layers(Classifier):
         return probability
 
 
-class Vote(Classifier):
+class Vote(PseudoClassifier):
     """The share of each class among the k nearest labelled rows, as they were when it learned last.
 
     k is at most what the smallest class has, or else no class could ever have all votes.
@@ -118,13 +119,3 @@ class Vote(Classifier):
         votes = embedding.new_zeros(len(embedding), self.classes)
         votes.scatter_add_(1, self.label[near].clamp_min(0), there.to(votes))
         return votes / there.sum(1, keepdim=True).clamp_min(1)
-
-
-def perceptron(inputs: int, hidden: int, outputs: int, hidden_layers: int) -> nn.Sequential:
-    """Linear, BatchNorm and ReLU so many times, then linear."""
-    layers: list[nn.Module] = []
-    for _ in range(hidden_layers):
-        # BatchNorm has a bias of its own.
-        layers += [nn.Linear(inputs, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True)]
-        inputs = hidden
-    return nn.Sequential(*layers, nn.Linear(inputs, outputs))

@@ -1,0 +1,182 @@
+"""Weights from elsewhere: what a run starts from, and a network filled with weights that must fit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import timm
+import torch
+from torch import Tensor, nn
+
+from cmsf.backbones import SMALL_RESIDUAL, create
+from cmsf.errors import BadInput, did_you_mean
+from cmsf.views import IMAGENET_DEVIATION, IMAGENET_MEAN
+
+_FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar")
+_NESTED = ("state_dict", "model", "backbone")
+_PARALLEL = "module."
+_COUNTER = "num_batches_tracked"
+_SHOWN = 2
+"""So many names of each kind are in the message of a mismatch, which is a line."""
+
+
+@dataclass(frozen=True)
+class StartingWeights:
+    """The tensors that a backbone starts with, without the head of a classifier."""
+
+    origin: str
+    tensors: dict[str, Tensor]
+    note: str = ""
+    """What somebody who uses them should know."""
+
+    @property
+    def sha256(self) -> str:
+        """Of names and values, in whatever file they came."""
+        found = hashlib.sha256()
+        for name, value in sorted(self.tensors.items()):
+            found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            found.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
+        return found.hexdigest()
+
+    def put_into(self, backbone: nn.Module) -> None:
+        # The counter is younger than many a file and counts for nothing where BatchNorm has a momentum.
+        counters = {name: torch.tensor(0) for name in backbone.state_dict() if name.endswith(_COUNTER)}
+        remedy = "give weights of this backbone, or a --backbone, --stem and --size that fit"
+        fill(backbone, counters | self.tensors, self.origin, remedy)
+
+
+def is_timm_name(init: str) -> bool:
+    """Whether it is timm's name of weights and no path; what is there on the disk does not matter."""
+    if "/" in init:
+        return False
+    return timm.is_model_pretrained(init) or (timm.is_model(init) and not init.endswith(_FILES))
+
+
+def starting_weights(init: str, backbone: str, size: int) -> StartingWeights:
+    """The weights by timm's name, or of a file, or of a run, for a backbone that sees images of this size."""
+    if is_timm_name(init):
+        tensors, note = _of_timm(init, backbone, size), _normalisation(init)
+    else:
+        tensors, note = _of_path(Path(init)), ""
+    return StartingWeights(f"--init {init}", _without_head(tensors, backbone, size), note)
+
+
+def fill(module: nn.Module, state: Mapping[str, Any], origin: str | Path, remedy: str = "") -> None:
+    """Load weights that must fit one by one; weights of another network are named in one line."""
+    if not isinstance(state, Mapping):
+        raise BadInput(f"{origin} is truncated or damaged")
+    own = module.state_dict()
+    kinds = {
+        "missing": [name for name in own if name not in state],
+        "too many": [str(name) for name in state if name not in own],
+        "of another shape": [
+            f"{name} {tuple(value.shape)} instead of {tuple(own[name].shape)}"
+            for name, value in state.items()
+            if name in own and isinstance(value, Tensor) and value.shape != own[name].shape
+        ],
+    }
+    wrong = [f"{len(names)} {kind} ({_some(names)})" for kind, names in kinds.items() if names]
+    if wrong:
+        message = f"{origin} is of another architecture than the recipe: {'; '.join(wrong)}"
+        raise BadInput(f"{message}; {remedy}" if remedy else message)
+    module.load_state_dict(state)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _of_timm(name: str, backbone: str, size: int) -> dict[str, Tensor]:
+    architecture = name.split(".")[0]
+    if architecture != backbone.split(".")[0]:
+        raise BadInput(
+            f"--init {name} is for {architecture}, and the backbone is {backbone}; add --backbone {architecture}"
+        )
+    if not timm.is_model_pretrained(name):
+        raise BadInput(f"timm has no weights {name}; {_nearest(name)}")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            # With its head, for without it timm would leave what is missing in the file as it was drawn.
+            return dict(create(name, size, pretrained=True).state_dict())
+    except Exception as error:  # of the network, the Hub, its cache, the file
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise BadInput(f"cannot get {name} from the Hugging Face Hub or its cache ({reason}); give a file") from None
+
+
+def _nearest(name: str) -> str:
+    return did_you_mean(name, timm.list_pretrained(), "use a name of timm.list_pretrained(), a file or a run")
+
+
+def _normalisation(name: str) -> str:
+    expected = timm.get_pretrained_cfg(name)
+    if expected is None or (tuple(expected.mean), tuple(expected.std)) == (IMAGENET_MEAN, IMAGENET_DEVIATION):
+        return ""
+    return (
+        f"{name} was trained on images normalised by mean {tuple(expected.mean)} and std {tuple(expected.std)}; "
+        "here they are by ImageNet's"
+    )
+
+
+def _of_path(path: Path) -> dict[str, Tensor]:
+    if not path.exists():
+        if timm.is_model(path.name) or path.suffix in _FILES:
+            raise BadInput(f"--init {path} is not there; give a file, a run, or timm's name of weights")
+        raise BadInput(f"--init {path} is not there, and timm has no weights {path.name}; {_nearest(path.name)}")
+    if path.is_dir():
+        if not (path / "backbone.safetensors").exists():
+            raise BadInput(
+                f"--init {path} is no finished run: it has no backbone.safetensors; finish it, or give a file"
+            )
+        path = path / "backbone.safetensors"
+    try:
+        if path.suffix == ".safetensors":
+            state: Any = safetensors.torch.load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # what a damaged or hostile file raises is anybody's guess
+        raise BadInput(f"cannot read --init {path}: {_why(error)}; give a .safetensors or a plain state dict") from None
+    return _plain(state, path)
+
+
+def _why(error: Exception) -> str:
+    """Torch advises to load what is refused in an unsafe way; that is left out."""
+    lines = str(error).strip().splitlines()
+    if any("weights_only" in line or "Weights only" in line for line in lines):
+        return "it is damaged, or holds more than tensors"
+    return (lines or [type(error).__name__])[0][:120]
+
+
+def _plain(state: Any, path: Path) -> dict[str, Tensor]:
+    """Names and tensors, out of what training scripts wrap them in."""
+    if isinstance(state, Mapping):
+        state = next((state[key] for key in _NESTED if isinstance(state.get(key), Mapping)), state)
+    if not isinstance(state, Mapping) or not state:
+        raise BadInput(f"--init {path} holds no weights; give a .safetensors or a plain state dict")
+    for name, value in state.items():
+        if not isinstance(name, str) or not _is_plain(value):
+            kind = type(value).__name__
+            raise BadInput(
+                f"--init {path} is no state dict: {str(name)[:60]!r} is of type {kind}; save tensors by name"
+            )
+    parallel = all(name.startswith(_PARALLEL) for name in state)
+    return {name.removeprefix(_PARALLEL) if parallel else name: value.detach() for name, value in state.items()}
+
+
+def _is_plain(value: Any) -> bool:
+    """A tensor with numbers in it, one after the other."""
+    return isinstance(value, Tensor) and value.layout is torch.strided and not (value.is_meta or value.is_quantized)
+
+
+def _without_head(tensors: dict[str, Tensor], backbone: str, size: int) -> dict[str, Tensor]:
+    """Our backbones end with their features: what a network has with classes and not without them is dropped."""
+    if backbone == SMALL_RESIDUAL:
+        return tensors
+    with torch.device("meta"):  # for the names alone
+        whole, bare = (create(backbone, size, num_classes=classes).state_dict() for classes in (1000, 0))
+    return {name: value for name, value in tensors.items() if name in bare or name not in whole}
