@@ -8,7 +8,7 @@ BENCH ?= .venv-bench
 DEPENDENCIES := $(shell cat pyproject.toml constraints.txt | cksum | tr -d ' \t')
 READY := $(VENV)/.ready-$(DEPENDENCIES)
 
-.PHONY: demo test check format venv clean bench-data bench-eval bench-transfer bench-venv
+.PHONY: demo test check format venv clean bench-data bench-eval bench-transfer bench-semi bench-venv
 
 demo: venv ## train on the embedded images, evaluate, and show what was learned (under 5 minutes)
 	$(BIN)/cmsf train cmsf-self --out runs/demo
@@ -48,6 +48,10 @@ bench-eval: bench-venv ## k-NN and the linear fit beside faiss, scikit-learn and
 bench-transfer: venv ## 200 trials of a transfer search on a data set of the size of Pets: 2 minutes, unpruned 10
 	$(BIN)/python bench/transfer.py --out docs/results/bench-transfer.json
 	$(BIN)/python bench/transfer.py --unpruned --out docs/results/bench-transfer-unpruned.json
+
+bench-semi: venv ## few labels on the embedded sample, and the ablations: three hours on two cores, resumable
+	$(BIN)/python bench/semi.py --out docs/results/semi & $(BIN)/python bench/semi.py --out docs/results/semi; wait
+	$(BIN)/python bench/semi_table.py docs/results/semi > docs/results/semi.md
 
 bench-venv:
 	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
