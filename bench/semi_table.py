@@ -20,9 +20,9 @@ def main() -> None:
     folder = Path(sys.argv[1])
     print("# Few labels on the embedded sample\n")
     print(
-        f"10,000 training and 2,000 test images of Fashion-MNIST, the small residual net, {EPOCHS} epochs of pretraining, "
-        f"seeds {', '.join(map(str, SEEDS))}, which choose the labels too; per cent of the test images, mean over seeds "
-        "(range). 20-NN: by the features of the pretraining and all training classes. Tuned: the whole network and a head, "
+        f"10,000 training and 2,000 test images of Fashion-MNIST, the small residual net, {EPOCHS} epochs, "
+        f"seeds {', '.join(map(str, SEEDS))}, which choose the labels too; per cent, mean over seeds "
+        "(range). 20-NN: by the features of the pretraining and all training classes. Tuned: network and head "
         "on the labels. Xent: the same network from random weights on the labels alone, with as many forward passes as "
         f"pretraining and tuning together. Written by `bench/semi_table.py` from the [cells]({folder.name}).\n"
     )
