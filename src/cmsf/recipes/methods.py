@@ -65,7 +65,7 @@ def cmsf_semi(scale: Recipe) -> Recipe:
 
 
 def cmsf_semi_basic(scale: Recipe) -> Recipe:
-    """The same without pseudo-labels: labelled images are pulled to their class, others to their nearest.
+    """cmsf-semi without pseudo-labels: labelled images are pulled to their class, others to their nearest.
 
     It is cmsf-sup with few labels, and cmsf-semi that is never sure. Table 4: 68.6 top-1.
     """
