@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtyping import Int
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -21,11 +22,12 @@ def draw_confusion(counts: Int[Tensor, "c c"], names: Sequence[str], out: Path) 
     """A row a true class, a column a predicted one; a cell is as dark as its share of the row, per cent."""
     classes = len(names)
     cell, letters = (0.5, 9) if classes <= _NUMBERED else (0.24, 8) if classes <= _FEW else (0.11, 6)
-    side = min(_LARGEST, max(2.2, cell * classes))
+    side = min(_LARGEST, max(2.8, cell * classes))
     share = 100 * counts.double() / counts.sum(1, keepdim=True).clamp_min(1)
     figure = Figure(figsize=(side + 1.6, side + 1.2), layout="constrained")
     axes = figure.add_subplot()
-    image = axes.imshow(share.numpy(), cmap="Blues", vmin=0, vmax=100, interpolation="nearest")
+    # By the root of the share, for a twentieth of a class taken for another should be seen.
+    image = axes.imshow(share.numpy(), cmap="Blues", norm=PowerNorm(0.5, 0, 100), interpolation="nearest")
     if classes <= _NAMED:
         shown = [shortened(name) for name in names]
         style: dict[str, Any] = {"fontsize": letters, "family": fonts(), "parse_math": False}
@@ -36,15 +38,12 @@ def draw_confusion(counts: Int[Tensor, "c c"], names: Sequence[str], out: Path) 
         for row, line in enumerate(share.tolist()):
             for column, value in enumerate(line):
                 if counts[row, column]:
-                    colour = "white" if value > 55 else "#24292f"
+                    colour = "white" if value > 35 else "#24292f"
                     axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=8, color=colour)
     else:
-        axes.plot([-0.5, classes - 0.5], [-0.5, classes - 0.5], color="#57606a", linewidth=0.3, alpha=0.5)
-    axes.set_xlim(-0.5, classes - 0.5)
-    axes.set_ylim(classes - 0.5, -0.5)
+        figure.colorbar(image, ax=axes, shrink=min(1.0, 4 / side), aspect=24, pad=0.02, ticks=[0, 1, 5, 20, 50, 100])
     axes.set_xlabel("predicted", fontsize=11)
     axes.set_ylabel("true", fontsize=11)
     judged = int(counts.sum())
-    axes.set_title(f"{judged:,} test images, % of each true class", fontsize=10)
-    figure.colorbar(image, ax=axes, shrink=min(1.0, 4 / side), aspect=24, pad=0.02)
+    figure.suptitle(f"{judged:,} test images, % of each true class", fontsize=10)
     save_figure(figure, out)
