@@ -228,9 +228,9 @@ def test_labels_of_other_names_are_learned_and_not_judged(
         ("index,label\n" + "".join(f"{i},2\n" for i in range(9)), "are '2'; a classifier needs two classes"),
         ("index,label\n" + "".join(f"{i},{i % 3}\n" for i in range(60)), "1 of 4 classes of bars have no labelled"),
         ("index,label\n0,1\n999,2\n", "1 of 2 rows"),
-        ("path,label\nnowhere.png,1\n", "images that are not there (the first is nowhere.png); paths look like train/"),
+        ("path,label\nnowhere.png,1\n", "images that are not there (the first is nowhere.png); paths look like x/0"),
         ("file,class\na.png,1\n", "has the columns file, class; it needs path (or index) and label"),
-        ("path,lable\nall/0,1\n", "has no column label; a list of labels has path (or index) and label"),
+        ("path,lable\nx/0,1\n", "has no column label; a list of labels has path (or index) and label"),
     ],
 )
 def test_labels_that_will_not_do_are_refused_and_leave_nothing(
