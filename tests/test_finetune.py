@@ -140,7 +140,8 @@ def test_hidden_truth_cannot_reach_the_classifier(run: Path, place: Path, few: P
 
 @pytest.mark.parametrize("tune", ["head", "linear"])
 def test_a_frozen_network_stays_as_it_is_bit_for_bit(run: Path, few: Path, tmp_path: Path, tune: Any) -> None:
-    classifier = cmsf.finetune(run, few, out=tmp_path / "c", tune=tune, rounds=2, **SHORT)
+    settings = SHORT if tune == "head" else {"quiet": True}
+    classifier = cmsf.finetune(run, few, out=tmp_path / "c", tune=tune, rounds=2, **settings)
     before, after = load_file(run / "backbone.safetensors"), load_file(classifier.folder.backbone_file)
     assert any("running_mean" in name for name in before)
     assert before.keys() == after.keys()
@@ -153,6 +154,14 @@ def test_a_frozen_network_stays_as_it_is_bit_for_bit(run: Path, few: Path, tmp_p
             "weight" if tune == "linear" else "0.weight"
         ],
     )
+
+
+def test_a_linear_layer_is_the_one_that_few_labels_finds(run: Path, few: Path, tmp_path: Path) -> None:
+    classifier = cmsf.finetune(run, few, out=tmp_path / "c", tune="linear", quiet=True)
+    evaluated = cmsf.Run(run).evaluate("few-labels", lists=[few])
+    assert classifier.about["rounds"][0]["test accuracy"] == evaluated["few linear"]
+    with pytest.raises(cmsf.BadInput, match="--lr is for --tune whole and head"):
+        cmsf.finetune(run, few, out=tmp_path / "d", tune="linear", lr=0.1, quiet=True)
 
 
 def test_the_same_seed_gives_the_same_classifier_and_another_another(run: Path, few: Path, tmp_path: Path) -> None:
@@ -226,7 +235,7 @@ def test_labels_of_other_names_are_learned_and_not_judged(
     [
         ("index,label\n" + "".join(f"{i},\n" for i in range(9)), "none of the 144 training images of bars has a label"),
         ("index,label\n" + "".join(f"{i},2\n" for i in range(9)), "are '2'; a classifier needs two classes"),
-        ("index,label\n" + "".join(f"{i},{i % 3}\n" for i in range(60)), "1 of 4 classes of bars have no labelled"),
+        ("index,label\n" + "".join(f"{i},{i % 3}\n" for i in range(60)), "no training image of '3' in bars is labelled"),
         ("index,label\n0,1\n999,2\n", "1 of 2 rows"),
         ("path,label\nnowhere.png,1\n", "images that are not there (the first is nowhere.png); paths look like x/0"),
         ("file,class\na.png,1\n", "has the columns file, class; it needs path (or index) and label"),

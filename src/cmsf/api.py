@@ -120,7 +120,8 @@ def finetune(
     rounds: from the second on, it also learns from unlabelled images that it was confident of.
     tune: the whole network and a two-layer head; that head alone; or one linear layer alone.
     random_weights: start from the seed's random weights instead of the run's.
-    epochs, lr: of each round, by default the paper's 20 (more where images are few) and 0.005.
+    epochs, lr: of each round, by default the paper's 20 (more where images are few) and 0.005; a linear layer is fitted
+        to convergence.
     """
     screen, where, source = Screen(quiet=quiet), pick_device(device), Run(run)
     how = _how(source, rounds, tune, random_weights, epochs, lr, seed)
@@ -160,6 +161,9 @@ def _how(
     Recipe().changed({name: value for name, value in asked.items() if value is not None})  # their bounds are the same
     if type(rounds) is not int or not 1 <= rounds <= MOST_ROUNDS:
         raise BadInput(f"--rounds {rounds} will not do; it takes a whole number from 1 to {MOST_ROUNDS}")
+    if tune == "linear" and (epochs is not None or lr is not None):
+        flag = "--epochs" if lr is None else "--lr"
+        raise BadInput(f"{flag} is for --tune whole and head; a linear layer is fitted to convergence; leave it out")
     known = next((one for one in TUNES if one == tune), None)
     if known is None:
         raise BadInput(f"--tune {tune} will not do; {did_you_mean(str(tune), TUNES, 'use ' + ', '.join(TUNES))}")

@@ -37,7 +37,8 @@ def add_parser(commands: Any) -> Parser:
         "--tune",
         choices=("whole", "head", "linear"),
         default="whole",
-        help="what learns: the whole network and a two-layer head (the default), that head alone, a linear layer alone",
+        help="what learns: the whole network and a two-layer head (the default), that head alone, or a linear layer "
+        "alone, fitted to convergence",
     )
     parser.add_argument(
         "--random-weights", action="store_true", help="start from random weights instead of the run's, to compare"

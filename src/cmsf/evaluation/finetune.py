@@ -10,11 +10,12 @@ from typing import Literal, get_args
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, normalize
 
 from cmsf.data import Split, feed
 from cmsf.errors import BadInput
 from cmsf.evaluation.features import Extractor, batch_count, clean_views, in_eval_mode
+from cmsf.evaluation.linear import Standardised, fit_chosen
 from cmsf.heads import perceptron
 from cmsf.progress import shown
 from cmsf.rows import UNKNOWN
@@ -66,7 +67,7 @@ class Course:
 
 
 HEAD = "two layers, f → 2f → classes, BatchNorm and ReLU between"
-LINEAR = "one linear layer, f → classes"
+LINEAR = "one linear layer on L2-normalised features, f → classes"
 
 
 @dataclass(frozen=True)
@@ -132,9 +133,12 @@ def fine_tune_in_rounds(
         label = split.label.clone()
         label[pseudo] = guess
         known = (label != UNKNOWN).nonzero()[:, 0]
-        train_classifier(network, split.part(known), label[known], like, seed, course, tune, first_epoch=epochs)
-        epochs += course.for_images(len(known))[1]
-        yield Round(number, len(split) - len(unlabelled), pseudo, guess, course.describe(len(known)))
+        if tune == "linear":
+            how = fit_layer(network, split.part(known), label[known], like)
+        else:
+            train_classifier(network, split.part(known), label[known], like, seed, course, tune, first_epoch=epochs)
+            epochs, how = epochs + course.for_images(len(known))[1], course.describe(len(known))
+        yield Round(number, len(split) - len(unlabelled), pseudo, guess, how)
 
 
 def confident(scores: Float[Tensor, "n c"]) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
@@ -203,7 +207,33 @@ def new_head(width: int, classes: int, seed: int = 0, tune: Tune = "whole") -> n
     """Its weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return perceptron(width, 2 * width, classes, hidden_layers=0 if tune == "linear" else 1)
+        if tune == "linear":
+            return LinearHead(width, classes)
+        return perceptron(width, 2 * width, classes)
+
+
+class LinearHead(nn.Linear):
+    """A layer on L2-normalised features, as evaluations take them."""
+
+    def forward(self, features: Float[Tensor, "b f"]) -> Float[Tensor, "b c"]:
+        return super().forward(normalize(features, dim=1))
+
+
+def fit_layer(network: nn.Sequential, split: Split, label: Int[Tensor, " n"], like: Extractor) -> str:
+    """The layer that the linear evaluation finds, as the head of this network; returns how it was found."""
+    features = like(split)
+    scale = Standardised.by(features)
+    head = network[1]
+    assert isinstance(head, LinearHead)
+    found, chosen = fit_chosen(scale(features), label.to(features.device), head.out_features)
+    # One layer for both: W (x − mean) / deviation + b.
+    weight = found.weight.cpu().double() / scale.deviation.cpu().double()
+    bias = found.bias.cpu().double() - weight @ scale.mean.cpu().double()
+    with torch.no_grad():
+        head.weight.copy_(weight)
+        head.bias.copy_(bias)
+    network.eval()
+    return f"LBFGS to convergence on clean views of {len(split)} images, weight decay {chosen['weight decay']:g}"
 
 
 def class_scores(network: nn.Module, split: Split, like: Extractor, what: str = "class scores") -> Float[Tensor, "n c"]:
