@@ -12,7 +12,8 @@ from torch import nn
 from cmsf.data import Dataset, arrange, load, open_source
 from cmsf.errors import BadInput
 from cmsf.evaluation import Extractor, Few, evaluate_few_labels, listed, seeded_shares
-from cmsf.evaluation.finetune import Course, class_scores, fine_tune
+from cmsf.evaluation.finetune import Course, fine_tune
+from cmsf.evaluation.predicting import score_all
 from cmsf.recipe import Recipe
 
 NAMES = ("a", "b", "c")
@@ -60,7 +61,7 @@ def test_fine_tuning_moves_a_copy_of_the_whole_network_and_repeats() -> None:
     assert set(moved) == set(before)
     for one, other in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
         assert torch.equal(one, other)
-    right = class_scores(first, data.test, features).argmax(1) == data.test.truth
+    right = score_all(first, data.test, features).argmax(1) == data.test.truth
     assert right.double().mean() > 0.8
 
 

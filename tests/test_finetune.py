@@ -1,6 +1,8 @@
 """Fine-tuning: what the classifier may learn from, what moves, and what is left on the disk."""
 
 import json
+import resource
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,19 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import images_of_classes, write_npz
+from helpers import images_of_classes, write_npz, write_photos
 from runs import TINY
 from safetensors.torch import load_file
 from test_cli import refusal
 from test_few_labels import levels, network
 
 import cmsf
-from cmsf import finetuning
+from cmsf import api, finetuning
 from cmsf.api import _how
 from cmsf.cli import main
+from cmsf.data import arrange, open_source
 from cmsf.errors import BadInput
 from cmsf.evaluation import Extractor, finetune
 from cmsf.evaluation.finetune import Course, fine_tune, fine_tune_in_rounds, new_classifier
+from cmsf.recipe import Recipe
 from cmsf.rows import UNKNOWN
 
 SHORT = {"epochs": 2, "quiet": True, "device": "cpu", "workers": 0}
@@ -38,7 +42,8 @@ def one_thread() -> Any:
 def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than the small networks; one test has them all."""
     if "with_pictures" not in request.fixturenames:
-        for name in ("draw_neighbours", "draw_confusion", "draw_reliability"):
+        monkeypatch.setattr(api, "draw_neighbours", lambda *_, **__: None)
+        for name in ("draw_confusion", "draw_reliability"):
             monkeypatch.setattr(finetuning, name, lambda *_, **__: None)
 
 
@@ -93,7 +98,10 @@ def test_round_two_learns_from_the_labelled_and_the_confident_alone_and_given_la
     # Of the eight others, the first is sure to be 2, the second 0.9 exactly, the third just below, the rest at a loss.
     scores = torch.tensor([[0.0, 0, 9], [0, 0, 0], [0, 0, 0], *[[0, 0, 0]] * 5])
     scores[1, 1], scores[2, 1] = np.log(18) + 1e-6, np.log(18) - 1e-3
-    monkeypatch.setattr(finetune, "class_scores", lambda _, split, *__: asked.append(list(split.paths)) or scores)
+    everybody = torch.arange(8)
+    monkeypatch.setattr(
+        finetune, "score_readable", lambda _, split, __: asked.append(list(split.paths)) or (everybody, scores)
+    )
     monkeypatch.setattr(
         finetune, "train_classifier", lambda _, split, label, *__, **___: taught.append((split.paths, label.tolist()))
     )
@@ -111,13 +119,13 @@ def test_each_round_goes_on_from_the_one_before_and_guesses_afresh(monkeypatch: 
     data, like = levels(60), Extractor(network(), 12)
     split = replace(data.train, label=torch.where(torch.arange(60) < 30, data.train.truth, UNKNOWN))
     classifier, asked = new_classifier(like, 8, 3, seed=0), []
-    real = finetune.class_scores
+    real = finetune.score_readable
 
-    def spy(network: torch.nn.Module, *arguments: Any) -> torch.Tensor:
+    def spy(network: torch.nn.Module, *arguments: Any) -> Any:
         asked.append(next(network.parameters()).clone())
         return real(network, *arguments)
 
-    monkeypatch.setattr(finetune, "class_scores", spy)
+    monkeypatch.setattr(finetune, "score_readable", spy)
     after = [
         next(classifier.parameters()).clone()
         for _ in fine_tune_in_rounds(classifier, split, like, 0, rounds=3, course=Course().asked(epochs=1))
@@ -235,7 +243,10 @@ def test_labels_of_other_names_are_learned_and_not_judged(
     [
         ("index,label\n" + "".join(f"{i},\n" for i in range(9)), "none of the 144 training images of bars has a label"),
         ("index,label\n" + "".join(f"{i},2\n" for i in range(9)), "are '2'; a classifier needs two classes"),
-        ("index,label\n" + "".join(f"{i},{i % 3}\n" for i in range(60)), "no training image of '3' in bars is labelled"),
+        (
+            "index,label\n" + "".join(f"{i},{i % 3}\n" for i in range(60)),
+            "no training image of '3' in bars is labelled",
+        ),
         ("index,label\n0,1\n999,2\n", "1 of 2 rows"),
         ("path,label\nnowhere.png,1\n", "images that are not there (the first is nowhere.png); paths look like x/0"),
         ("file,class\na.png,1\n", "has the columns file, class; it needs path (or index) and label"),
@@ -289,7 +300,112 @@ def test_who_is_interrupted_while_writing_leaves_no_folder(
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(finetuning, "draw_neighbours", interrupt)
+    monkeypatch.setattr(finetuning, "draw_reliability", interrupt)
     with pytest.raises(KeyboardInterrupt):
         cmsf.finetune(run, few, out=tmp_path / "c", **SHORT)
     assert list(tmp_path.iterdir()) == [few]
+
+
+def test_images_that_joined_since_are_refused_for_the_run_may_have_been_trained_on_those_it_would_be_tested_on(
+    run: Path, place: Path, few: Path, tmp_path: Path
+) -> None:
+    arrays = dict(np.load(place / "bars.npz"))
+    before = (place / "bars.npz").read_bytes()
+    try:
+        np.savez(
+            place / "bars.npz", x=np.concatenate([arrays["x"][:1], arrays["x"]]), y=np.r_[arrays["y"][:1], arrays["y"]]
+        )
+        with pytest.raises(BadInput, match=r"have changed since \(160 then, 161 now"):
+            cmsf.finetune(run, few, out=tmp_path / "c", **SHORT)
+    finally:
+        (place / "bars.npz").write_bytes(before)
+
+
+def test_what_a_run_was_taught_is_never_tested_on(tmp_path: Path) -> None:
+    """Unlabelled images, a list for training, and another for fine-tuning."""
+    images, label = images_of_classes(50, 4, 16)
+    np.savez(tmp_path / "flat.npz", x=images)
+
+    def listed(name: str, chosen: range) -> Path:
+        lines = [f"{i},{label[i]}" for i in chosen]
+        (tmp_path / name).write_text("index,label\n" + "\n".join(lines) + "\n")
+        return tmp_path / name
+
+    first, second, third = listed("a.csv", range(80)), listed("b.csv", range(40, 140)), listed("c.csv", range(150, 200))
+    run = cmsf.train(
+        "cmsf-semi", tmp_path / "flat.npz", tmp_path / "run", labels=first, quiet=True, **TINY | {"epochs": 1}
+    )
+    tested = set(run.data().test.paths)
+    taught = {run.data().train.paths[i] for i in run.data().train.labelled.tolist()}
+    assert len(tested) == 8
+    again = cmsf.finetune(run.path, second, out=tmp_path / "again", **SHORT)
+    assert set(again.data().test.paths) <= tested
+    assert not set(again.data().test.paths) & taught
+    other = cmsf.finetune(run.path, third, out=tmp_path / "other", **SHORT)
+    assert not set(other.data().test.paths) & taught
+    assert "the run has seen them without their labels" in other.data().test_origin
+
+
+def test_a_class_keeps_its_last_label(tmp_path: Path) -> None:
+    data = write_npz(tmp_path / "bars.npz")
+    label = np.load(data)["y"]
+    rows = [f"{int(np.flatnonzero(label == c)[0])},{c}" for c in range(4)]
+    (tmp_path / "one.csv").write_text("index,label\n" + "\n".join(rows) + "\n")
+    for seed in range(20):
+        arranged = arrange(open_source(data), Recipe(seed=seed), labels=tmp_path / "one.csv")
+        assert len(arranged.train.labelled) == 4
+        assert len(arranged.test) >= 12
+
+
+def test_two_that_write_to_one_place_do_not_mix(
+    run: Path, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "c"
+    tune = api.tune_network
+
+    def while_another_finishes(*arguments: Any) -> Any:
+        if not out.exists():
+            monkeypatch.setattr(api, "tune_network", tune)
+            cmsf.finetune(run, few, out=out, seed=1, **SHORT)
+        return tune(*arguments)
+
+    monkeypatch.setattr(api, "tune_network", while_another_finishes)
+    with pytest.raises(BadInput, match="not empty any more"):
+        cmsf.finetune(run, few, out=out, seed=2, **SHORT)
+    assert cmsf.Classifier(out).about["seed"] == 1
+
+
+def test_an_image_that_cannot_be_read_costs_its_guess_and_the_picture_alone(
+    tmp_path: Path, with_pictures: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos = write_photos(tmp_path / "photos", 12, 3)
+    settings = TINY | {"epochs": 1, "size": 32, "cache": "off", "batch_size": 8, "labels_per_class": 3}
+    run = cmsf.train("cmsf-semi-small", photos, tmp_path / "run", quiet=True, workers=0, **settings)
+    data = run.data()
+    broken = next(
+        path for path, name in zip(data.train.paths, data.train.label.tolist(), strict=True) if name == UNKNOWN
+    )
+    (photos / broken).write_bytes(b"no image any more")
+    classifier = cmsf.finetune(run.path, out=tmp_path / "c", rounds=2, epochs=2, device="cpu", workers=0)
+    assert "there is no picture of neighbours: cannot read 1 image" in capsys.readouterr().err.replace("\n", " ")
+    assert len(classifier.about["rounds"]) == 2
+
+
+def test_a_classifier_knows_what_it_started_from(run: Path, few: Path, tmp_path: Path) -> None:
+    classifier = cmsf.finetune(run, few, out=tmp_path / "c", **SHORT)
+    before = classifier.references("knn")["starting weights"]
+    assert before == cmsf.Run(run).evaluate("knn")
+
+
+def test_a_full_disk_is_said_in_one_line_and_leaves_no_folder(
+    run: Path, few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        message = refusal(capsys, "finetune", run, "--labels", few, "--out", tmp_path / "c", "--epochs", 1, "--quiet")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "cannot write" in message
+    assert not list(tmp_path.glob("*c*"))

@@ -2,11 +2,12 @@
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from helpers import write_npz
-from runs import TINY, StopAt, assert_same_run, metrics, state
+from runs import TINY, StopAt, assert_same, assert_same_run, metrics, state
 from torch.amp import GradScaler
 
 import cmsf
@@ -107,13 +108,12 @@ def test_gradients_of_fp16_are_scaled_while_they_are_computed_and_not_when_they_
 
 def test_a_loss_that_is_no_number_stops_the_step_before_the_weights_are_touched() -> None:
     made, batch = learner("fp32")
-    before = [weight.clone() for weight in made.encoders.learning()]
     with torch.no_grad():
         made.encoders.predictor[-1].bias.fill_(torch.nan)
+    before = {name: weight.clone() for name, weight in made.encoders.named_parameters()}
     with pytest.raises(Diverged, match="the loss is nan"):
         made.step(batch, 0.9)
-    for name, now, then in zip(range(99), made.encoders.learning()[:-1], before[:-1], strict=False):
-        assert torch.equal(now, then), name
+    assert_same({name: weight.detach() for name, weight in made.encoders.named_parameters()}, before)
 
 
 def test_a_run_that_diverges_says_so_in_one_line_and_keeps_its_last_good_checkpoint(
@@ -140,8 +140,9 @@ def test_a_run_that_diverges_says_so_in_one_line_and_keeps_its_last_good_checkpo
     assert all(value.isfinite().all() for value in state(run)["encoders"].values())
 
 
-def test_weights_that_are_no_numbers_are_never_saved(
-    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("spoil", [lambda stem: stem[0].weight, lambda stem: stem[1].running_mean])
+def test_weights_and_statistics_that_are_no_numbers_are_never_saved(
+    spoil: Any, bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step, count = Learner.step, [0]
 
@@ -150,14 +151,14 @@ def test_weights_that_are_no_numbers_are_never_saved(
         count[0] += 1
         if count[0] == 8:  # the last of the second epoch, whose loss was fine
             with torch.no_grad():
-                self.encoders.online.backbone.stem[0].weight.fill_(torch.nan)
+                spoil(self.encoders.online.backbone.stem).fill_(torch.nan)
         return found
 
     monkeypatch.setattr(Learner, "step", spoiled)
     with pytest.raises(
         cmsf.BadInput, match=r"no numbers.* after step 8 of 12; the checkpoint before it, step-00000004"
     ):
-        train(bars, tmp_path / "run", evaluate_every=0)
+        train(bars, tmp_path / "run", evaluate_every=1)
     assert state(cmsf.Run(tmp_path / "run"))["progress"]["step"] == 4
 
 
@@ -171,3 +172,18 @@ def test_a_step_whose_scaled_gradients_overflow_is_left_out_and_the_next_ones_fi
         made.step(batch, 0.9)
     assert made.encoders.finite()
     assert not torch.equal(made.encoders.learning()[0], before[0])
+
+
+def test_gradients_that_no_scale_can_save_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, batch = learner("fp16")
+    made.scaler = GradScaler("cpu", init_scale=2.0)
+    made.encoders.online.projector[0].weight.register_hook(lambda gradient: gradient * torch.inf)
+    made.step(batch, 0.9)
+    with pytest.raises(Diverged, match="at any scale"):
+        made.step(batch, 0.9)
+
+
+@pytest.mark.parametrize("metric", ["linear", "linear-sgd", "few-labels", "retrieval"])
+def test_every_evaluation_takes_a_run_in_double_precision(metric: str, bars: Path, tmp_path: Path) -> None:
+    run = train(bars, tmp_path / "run", precision="fp64", epochs=1)
+    assert all(0 <= value <= 100 for value in run.evaluate(metric).values())

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from cmsf.analysis.gallery import draw_neighbours
 from cmsf.assembly import LARGEST_SMALL_IMAGE, make_learner, resolve, starts_from, view_size
 from cmsf.classifier import Classifier
 from cmsf.classifier_folder import ClassifierFolder
@@ -131,7 +132,12 @@ def finetune(
         request = source.request(data, labels)
         backbone = starting_network(source, how)
         images = to_learn_from(source.relabelled(data, labels))
-        recipe = replace(source.recipe_for(data, labels), cache="ram" if images.in_memory else "off", precision="fp32")
+        recipe = replace(
+            source.recipe_for(data, labels),
+            cache="ram" if images.in_memory else "off",
+            precision="fp32",
+            init="none" if random_weights else str(source.path.absolute()),
+        )
         for line in _describe(images):
             screen.say(line)
         held_out = HeldOut.of(images)
@@ -140,6 +146,11 @@ def finetune(
         like = Extractor(backbone, source.recipe.size, where, worker_count(workers))
         tuned = tune_network(source, images, held_out, how, like, screen.say)
         write_classifier(folder, source, recipe, request, images, held_out, how, like, tuned)
+        try:
+            backbone, picture = tuned.network[0], folder.neighbours_picture
+            draw_neighbours(backbone, images, like.size, where, picture, recipe.seed, like.workers)
+        except BadInput as error:  # an image that nothing but the picture needs
+            screen.say(f"there is no picture of neighbours: {error}")
     return Classifier(folder.path)
 
 

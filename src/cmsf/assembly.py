@@ -19,7 +19,7 @@ from cmsf.knowledge import GivenLabels, Knowledge, Nothing, PreviousEpoch, Pseud
 from cmsf.learner import Learner
 from cmsf.objectives import MeanShift, Term
 from cmsf.precision import Precision
-from cmsf.pseudo_classifiers import Course, Layers, PseudoClassifier, Vote
+from cmsf.pseudo_classifiers import Layers, PseudoClassifier, PseudoCourse, Vote
 from cmsf.recipe import AUTO, Recipe, Resolved
 from cmsf.rows import UNKNOWN
 from cmsf.views import Augmentation, RandomCrop
@@ -51,8 +51,8 @@ def resolve(recipe: Recipe, data: Dataset, typical_side: int) -> Resolved:
     _check_neighbours(recipe, bank)
     if recipe.constraint == "label":
         _check_labels(recipe, data)
-    if recipe.pseudo_labels != "none":
-        _check_pseudo_labels(recipe, data)
+    if recipe.pseudo_labels != "none" or recipe.name.startswith("cmsf-semi"):
+        _check_few_labels(recipe, data)
     if recipe.warmup_epochs >= recipe.epochs:
         raise BadInput(f"--warmup-epochs {recipe.warmup_epochs} leaves nothing of --epochs {recipe.epochs}; use fewer")
     size = view_size(recipe, typical_side)
@@ -116,8 +116,7 @@ def make_learner(
 ) -> Learner:
     """The learner of a resolved recipe, for as many images as there are labels; `start` as for make_encoders."""
     device, precision = torch.device(device), Precision(recipe.precision)
-    if device.type == "mps" and recipe.precision == "fp64":
-        raise BadInput("--precision fp64 is not to be had on mps; use --device cpu")
+    precision.check(device)
     encoders = make_encoders(recipe, start).to(device)
     strong = Augmentation(
         RandomCrop(recipe.size, (recipe.strong_crop, 1.0), flip=recipe.flip),
@@ -170,7 +169,7 @@ def _pseudo_classifier(recipe: Recipe, label: Tensor, dim: int) -> PseudoClassif
         made: PseudoClassifier = Vote(len(known), dim, classes, min(_VOTES, int(count[count > 0].min())), dtype)
     else:
         hidden = {"linear": 0, "mlp-2": 1, "mlp-3": 2}[recipe.pseudo_labels]
-        made = Layers(dim, classes, hidden, Course(recipe.pseudo_epochs, recipe.pseudo_lr), recipe.seed)
+        made = Layers(dim, classes, hidden, PseudoCourse(recipe.pseudo_epochs, recipe.pseudo_lr), recipe.seed)
     return made.to(label.device, dtype)
 
 
@@ -219,7 +218,7 @@ def _check_labels(recipe: Recipe, data: Dataset) -> None:
         )
 
 
-def _check_pseudo_labels(recipe: Recipe, data: Dataset) -> None:
+def _check_few_labels(recipe: Recipe, data: Dataset) -> None:
     images = len(data.train)
     if recipe.constraint != "label":
         raise BadInput(
@@ -227,7 +226,7 @@ def _check_pseudo_labels(recipe: Recipe, data: Dataset) -> None:
         )
     if len(data.train.labelled) == images:
         raise BadInput(
-            f"every one of the {images} images has a label, so there is nothing to guess; "
+            f"every one of the {images} images has a label, so {recipe.name} has nothing to learn without; "
             "use cmsf-sup, or fewer labels with --label-share 0.1 or --labels"
         )
     check_every_class_labelled(data)

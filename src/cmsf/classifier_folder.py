@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from cmsf.data.lists import write_rows
 from cmsf.errors import BadInput
 from cmsf.evaluation.finetune import TUNES, new_head
-from cmsf.files import atomically, write_text
+from cmsf.files import write_text
 from cmsf.run_folder import RunFolder
-from cmsf.weights import fill
+from cmsf.weights import fill, save
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,7 @@ class ClassifierFolder(RunFolder):
         write_text(self.classifier_file, json.dumps(about, indent=2, ensure_ascii=False) + "\n")
 
     def save_head(self, head: nn.Module) -> None:
-        tensors = {name: value.contiguous().cpu() for name, value in head.state_dict().items()}
-        with atomically(self.head_file) as temporary:
-            safetensors.torch.save_file(tensors, temporary)
+        save(head, self.head_file)
 
     def load_network(self, device: torch.device | str = "cpu") -> nn.Sequential:
         """Images in, a score a class out; in eval mode."""

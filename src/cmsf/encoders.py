@@ -62,5 +62,6 @@ class Encoders(nn.Module):
 
     @torch.no_grad()
     def finite(self) -> bool:
-        """Whether every weight is a number."""
-        return bool(torch.stack(torch._foreach_norm([*self.learning()])).isfinite().all())
+        """Whether all weights and all of BatchNorm's statistics are numbers."""
+        values = [value for value in self.state_dict().values() if value.is_floating_point()]
+        return bool(torch.stack(torch._foreach_norm(values)).isfinite().all())

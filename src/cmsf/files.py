@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -35,10 +36,13 @@ def folder_atomically(place: Path, last: str) -> Iterator[Path]:
         draft.mkdir(parents=True)
         yield draft
         if place.exists():
+            if any(place.iterdir()):  # somebody was faster
+                raise FileExistsError(errno.EEXIST, "it is not empty any more", str(place))
             for file in sorted(draft.iterdir(), key=lambda file: file.name == last):
                 file.replace(place / file.name)
         else:
             draft.replace(place)
+            _sync(place.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

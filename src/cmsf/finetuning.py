@@ -14,13 +14,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cmsf.analysis.confusion import draw_confusion
-from cmsf.analysis.gallery import draw_neighbours
 from cmsf.analysis.reliability import draw_reliability
-from cmsf.assembly import check_every_class_labelled, make_encoders
+from cmsf.assembly import check_every_class_labelled, make_encoders, starts_from
 from cmsf.backbones import feature_width
 from cmsf.classifier_folder import ClassifierFolder
 from cmsf.data import Dataset, Request, Split
-from cmsf.environment import describe_environment, describe_machine
+from cmsf.environment import INIT_SHA256, describe_environment, describe_machine
 from cmsf.errors import BadInput
 from cmsf.evaluation.calibration import calibration, confusion
 from cmsf.evaluation.features import Extractor
@@ -145,10 +144,8 @@ def write(
     with folder.drafted() as path:
         draft = ClassifierFolder(path)
         device = str(like.device)
-        origin = {
-            "finetuned_from": str(run.path.absolute()),
-            "finetuned_from_sha256": None if how.random_weights else _digest(run.folder.backbone_file),
-        }
+        start = starts_from(recipe)
+        origin = {"finetuned_from": str(run.path.absolute()), INIT_SHA256: None if start is None else start.sha256}
         environment = describe_environment(request, recipe, device) | origin
         backbone, head = tuned.network
         draft.describe(recipe, environment, data)
@@ -167,9 +164,6 @@ def write(
                 **describe_machine(device),
             }
             _write_figures(draft, data, held_out, how, like, tuned.scores, known)
-        draw_neighbours(
-            backbone, data, like.size, like.device, draft.neighbours_picture, recipe.seed, workers=like.workers
-        )
 
 
 def _write_figures(

@@ -151,6 +151,8 @@ class PseudoLabels(Knowledge):
                 self.cache.exchange(Rows(embed(self.labelled), slots))
             embedding = self.cache.embedding.to(self.label.device)
             filled = ~embedding[:, 0].isnan()
+            if len(self.label[self.labelled][filled].unique()) < 2:
+                return  # nothing to tell apart yet, and so nothing to guess
             self.classifier.fit(
                 Rows(embedding, torch.where(filled, self.labelled, UNKNOWN), self.label[self.labelled]),
                 self.times_trained,
@@ -166,9 +168,16 @@ class PseudoLabels(Knowledge):
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds += time.perf_counter() - start
+        start = self._now()
+        try:
+            yield
+        finally:
+            self.seconds += self._now() - start
+
+    def _now(self) -> float:
+        if self.label.is_cuda:  # what is still being computed there is not this one's doing
+            torch.cuda.synchronize(self.label.device)
+        return time.perf_counter()
 
     def state_dict(self) -> dict[str, Tensor]:
         classifier = {f"classifier.{name}": value for name, value in self.classifier.state_dict().items()}

@@ -23,7 +23,7 @@ WEAK, STRONG, THIRD, EXTRA = 0, 1, 2, 3
 
 
 class Diverged(BadInput):
-    """The loss is no number any more; the weights are still those of the step before."""
+    """The loss, or a weight, is no number any more."""
 
 
 @dataclass
@@ -63,12 +63,14 @@ class Learner:
         outcome = self.objective(prediction, query, self.bank)
 
         if not outcome.loss.isfinite():
-            raise Diverged(f"the loss is {float(outcome.loss.detach())}")
+            raise Diverged(f"the loss is {float(outcome.loss.detach())}")  # the weights are still those of before
 
         self.optimiser.zero_grad(set_to_none=True)
         self.scaler.scale(outcome.loss).backward()
         self.scaler.step(self.optimiser)
         self.scaler.update()
+        if self.scaler.is_enabled() and self.scaler.get_scale() < 1:
+            raise Diverged("the gradients are no numbers at any scale")
         self.encoders.follow(target_momentum)
         return query, outcome
 

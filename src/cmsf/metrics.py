@@ -39,12 +39,15 @@ class EpochTotals:
     constrained: list[float] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
     spreads: list[float] = field(default_factory=list)
-    guesses: list[Int[Tensor, " counts"]] = field(default_factory=list)
+    guesses: list[int] | Int[Tensor, " counts"] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
         # Kept where they are: no step waits for the device just to be counted.
         for name, loss in _losses(outcome).items():
             self.losses.setdefault(name, []).append(loss)
+
+    def add_guesses(self, counts: Int[Tensor, " counts"]) -> None:
+        self.guesses = counts if not len(self.guesses) else torch.as_tensor(self.guesses).to(counts) + counts
 
     def add_seen(self, seen: Neighbourhood, query: Rows) -> None:
         self.unconstrained += seen.unconstrained.tolist()
@@ -62,11 +65,12 @@ class EpochTotals:
             **_summary(pooled),
             "rank_histogram": histogram(ranks),
             "spread": math.fsum(self.spreads) / len(self.spreads),
-            **(summarise_guesses(self.guesses) if self.guesses else {}),
+            **(summarise_guesses(torch.as_tensor(self.guesses)) if len(self.guesses) else {}),
         }
 
     def plain(self) -> dict[str, Any]:
-        return asdict(self) | {"losses": {name: [float(loss) for loss in kept] for name, kept in self.losses.items()}}
+        losses = {name: [float(loss) for loss in kept] for name, kept in self.losses.items()}
+        return asdict(self) | {"losses": losses, "guesses": torch.as_tensor(self.guesses).tolist()}
 
 
 class MetricsLog:

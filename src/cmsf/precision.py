@@ -7,12 +7,20 @@ from typing import Literal
 
 import torch
 
+from cmsf.errors import BadInput
+
 Name = Literal["fp32", "bf16", "fp16", "fp64"]
 
 
 @dataclass(frozen=True)
 class Precision:
     name: Name = "fp32"
+
+    def check(self, device: torch.device) -> None:
+        """Refuse what a device cannot do."""
+        if device.type == "mps" and self.name in ("fp64", "fp16"):
+            remedy = "--device cpu" if self.name == "fp64" else "--precision bf16"
+            raise BadInput(f"--precision {self.name} is not to be had on mps; use {remedy}")
 
     @property
     def dtype(self) -> torch.dtype:

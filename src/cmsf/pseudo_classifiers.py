@@ -23,7 +23,7 @@ class PseudoClassifier(nn.Module, ABC):
 
     @abstractmethod
     def fit(self, rows: Rows, times: int) -> None:
-        """Learn from the rows that exist, going on from what it knows; `times` it has learned before."""
+        """Learn from the rows that exist, two at least, going on from what it knows; `times` it has learned before."""
 
     @abstractmethod
     def forward(self, embedding: Float[Tensor, "b d"]) -> Float[Tensor, "b c"]:
@@ -31,7 +31,7 @@ class PseudoClassifier(nn.Module, ABC):
 
 
 @dataclass(frozen=True)
-class Course:
+class PseudoCourse:
     """How layers are trained each time: the paper's SGD.
 
     The paper's smallest set of labels, 1 % of ImageNet, makes 500 steps each time. Few labels would make next to none,
@@ -55,7 +55,7 @@ class Layers(PseudoClassifier):
     """A linear layer, or a perceptron with BatchNorm and ReLU after each of its hidden layers, which are twice as wide
     as the embedding. (The width is that of the authors' code; the paper's text gives the projector's.)"""
 
-    def __init__(self, dim: int, classes: int, hidden_layers: int, course: Course, seed: int) -> None:
+    def __init__(self, dim: int, classes: int, hidden_layers: int, course: PseudoCourse, seed: int) -> None:
         super().__init__()
         self.course, self.seed = course, seed
         with torch.random.fork_rng(devices=[]):
@@ -65,8 +65,6 @@ class Layers(PseudoClassifier):
     def fit(self, rows: Rows, times: int) -> None:
         known = rows[rows.exists]
         assert known.label is not None
-        if len(known) < 2:  # BatchNorm has nothing to learn from one
-            return
         batch, epochs = self.course.for_rows(len(known))
         optimiser = torch.optim.SGD(
             self.parameters(),

@@ -102,7 +102,8 @@ class Recipe:
     # Pseudo-labels of images that have none
     pseudo_labels: Literal["none", "mlp-2", "mlp-3", "linear", "knn"] = setting(
         "none",
-        "the classifier that gives unlabelled images a label: a perceptron of 2 or 3 layers, a layer, neighbours",
+        "the classifier that gives unlabelled images a label: a perceptron of 2 or 3 layers, a linear layer, or the "
+        "vote of the 20 nearest labelled images (of as many as the smallest class has, if fewer)",
     )
     pseudo_threshold: float = setting(0.85, "how probable a pseudo-label must be to be used", least=0, most=1)
     pseudo_cache: Literal["online", "offline"] = setting(

@@ -209,9 +209,12 @@ class Run:
         """The run's images or others, with the labels of a list instead of their own, where one is given."""
         if labels is None:
             return self.data(data)
-        request = self.request(data, labels)
-        source, val = open_source(request.data), None if request.val is None else open_source(request.val)
-        return load(source, self.recipe_for(data, labels), self.recipe.size, labels=Path(request.labels or ""), val=val)
+        request, recipe = self.request(data, labels), self.recipe_for(data, labels)
+        if data is not None:
+            return load(open_source(data), recipe, self.recipe.size, labels=Path(request.labels or ""))
+        images = load_images(open_source(request.data), request, recipe, self.recipe.size, self.folder)
+        self.folder.check_same_paths(images)
+        return images
 
     def _load(self, data: str | Path | None) -> Dataset:
         request = self.request(data)
@@ -249,6 +252,7 @@ def load_images(source: Source, request: Request, recipe: Recipe, size: int, fol
         labels=None if request.labels is None else Path(request.labels),
         val=None if request.val is None else open_source(request.val),
         known_broken=folder.known_broken(),
+        seen=folder.seen() if folder.exists() else None,
     )
 
 

@@ -23,12 +23,13 @@ from cmsf.assembly import empty_backbone
 from cmsf.data import Dataset, Request
 from cmsf.data.labels import Labels
 from cmsf.data.lists import read_columns, write_rows
+from cmsf.data.loading import Seen
 from cmsf.environment import BIT_FOR_BIT, INIT_SHA256
 from cmsf.errors import BadInput
 from cmsf.files import atomically, folder_atomically, write_text
 from cmsf.precision import Precision
 from cmsf.recipe import Resolved
-from cmsf.weights import StartingWeights, fill
+from cmsf.weights import StartingWeights, fill, save
 
 
 @dataclass(frozen=True)
@@ -192,13 +193,33 @@ class RunFolder:
                 f"{start.sha256[:12]} now); put them back, or start another run"
             )
 
-    def check_same_images(self, data: Dataset) -> None:
-        """Refuse images that are not those of the run: its cache and its test split go by their order."""
+    def images(self) -> list[dict[str, Any]]:
+        """What data.parquet says of each image."""
         try:
-            before = pq.read_table(self.data_file).to_pylist()
+            listed: list[dict[str, Any]] = pq.read_table(self.data_file).to_pylist()
         except (OSError, pa.ArrowException) as error:
             raise BadInput(f"cannot read {self.data_file}: {str(error).splitlines()[0]}") from None
-        now = _listing(data).to_pylist()
+        return listed
+
+    def seen(self) -> Seen:
+        """What the run has made of its images."""
+        listed = self.images()
+        taught = {row["path"] for row in listed if row["split"] == "train" and row["label"] is not None}
+        return Seen({row["path"] for row in listed if row["split"] == "test"}, taught)
+
+    def check_same_paths(self, data: Dataset) -> None:
+        """Refuse other images than the run's, whatever their labels: what it was trained on would be tested on."""
+        before = {row["path"] for row in self.images()}
+        now = {path for split in (data.train, data.test) if split is not None for path in split.paths}
+        if before != now:
+            raise BadInput(
+                f"the images of {self.path} have changed since ({len(before)} then, {len(now)} now, the first that "
+                f"differs is {min(before ^ now)}); put them back, or give them with --data"
+            )
+
+    def check_same_images(self, data: Dataset) -> None:
+        """Refuse images that are not those of the run: its cache and its test split go by their order."""
+        before, now = self.images(), _listing(data).to_pylist()
         if before != now:
             old, new = (
                 {(row["split"], row["path"], row["label"], row["truth"]) for row in rows} for rows in (before, now)
@@ -227,14 +248,14 @@ class RunFolder:
             yield
 
     def save_backbone(self, backbone: nn.Module) -> None:
-        tensors = {name: value.contiguous().cpu() for name, value in backbone.state_dict().items()}
-        with atomically(self.backbone_file) as temporary:
-            safetensors.torch.save_file(tensors, temporary)
+        save(backbone, self.backbone_file)
 
     def load_backbone(self, device: torch.device | str = "cpu") -> nn.Module:
         """The trained network, in eval mode."""
         recipe = self.recipe()
-        backbone = empty_backbone(recipe).to(Precision(recipe.precision).dtype)
+        precision = Precision(recipe.precision)
+        precision.check(torch.device(device))
+        backbone = empty_backbone(recipe).to(precision.dtype)
         if not self.backbone_file.exists():
             raise BadInput(
                 f"{self.path} has no backbone.safetensors yet; give the same cmsf train command again to finish it"

@@ -89,6 +89,7 @@ class Training:
             done, position = divmod(self.step, self.steps_per_epoch)
             due = False
             if position == 0:
+                self._check_finite()  # before anybody takes features of such a network
                 self._end_epoch(done)
                 due = done % self.recipe.checkpoint_every == 0 or done == self.recipe.epochs
             if due or caught:
@@ -105,9 +106,12 @@ class Training:
             f"{self.recipe.lr:g}{mixed}, in another --out"
         )
 
-    def _save(self) -> None:
+    def _check_finite(self) -> None:
         if not self.learner.encoders.finite():
             raise Diverged("the weights are no numbers")
+
+    def _save(self) -> None:
+        self._check_finite()
         length, totals = self.log.synced_length(), self.totals.plain()
         progress = {"step": self.step, "metrics_length": length, "totals": totals}
         checkpoint.save(self.folder.checkpoints, self.learner, progress)
@@ -143,7 +147,7 @@ class Training:
         self.totals.add(outcome)
         guess = self.learner.knowledge.guess
         if guess is not None:
-            self.totals.guesses.append(count_guesses(guess, self.true_label))
+            self.totals.add_guesses(count_guesses(guess, self.true_label))
         self.step += 1
         if self.step % self.recipe.log_every == 0 or position == self.steps_per_epoch - 1:
             seen = self._look(query, outcome)

@@ -5,23 +5,26 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import timm
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from cmsf.backbones import SMALL_RESIDUAL, create
 from cmsf.errors import BadInput, did_you_mean
+from cmsf.files import atomically
 from cmsf.views import IMAGENET_DEVIATION, IMAGENET_MEAN
 
 _FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar")
 _NESTED = ("state_dict", "model", "backbone")
 _PARALLEL = "module."
 _COUNTER = "num_batches_tracked"
-_SHOWN = 2
+_SHOWN = 4
 """So many names of each kind are in the message of a mismatch, which is a line."""
 
 
@@ -34,7 +37,7 @@ class StartingWeights:
     note: str = ""
     """What somebody who uses them should know."""
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """Of names and values, in whatever file they came."""
         found = hashlib.sha256()
@@ -85,6 +88,16 @@ def fill(module: nn.Module, state: Mapping[str, Any], origin: str | Path, remedy
         message = f"{origin} is of another architecture than the recipe: {'; '.join(wrong)}"
         raise BadInput(f"{message}; {remedy}" if remedy else message)
     module.load_state_dict(state)
+
+
+def save(module: nn.Module, file: Path) -> None:
+    """A .safetensors file, whole or not at all."""
+    tensors = {name: value.contiguous().cpu() for name, value in module.state_dict().items()}
+    try:
+        with atomically(file) as temporary:
+            safetensors.torch.save_file(tensors, temporary)
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"cannot write {file}: {error}; make room, and give the same command again") from None
 
 
 def _some(names: list[str]) -> str:

@@ -6,7 +6,6 @@ True classes are looked up by image index here alone, as in `neighbourhood`: no 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 from jaxtyping import Int
@@ -30,10 +29,9 @@ def count_guesses(guess: Guess, truth: Int[Tensor, " n"]) -> Int[Tensor, " count
     return torch.stack([kind.sum() for kind in kinds])
 
 
-def summarise_guesses(counts: Iterable[Int[Tensor, " counts"]]) -> dict[str, float]:
-    """Shares over all batches; NaN where there is nothing to take a share of."""
-    total = torch.stack([one.cpu() for one in counts]).sum(0).tolist()
-    images, confident, judged, right, judged_confident, right_confident = total
+def summarise_guesses(counts: Int[Tensor, " counts"]) -> dict[str, float]:
+    """Shares, of the counts of one batch or the sum of many; NaN where there is nothing to take a share of."""
+    images, confident, judged, right, judged_confident, right_confident = counts.tolist()
     return {
         "pseudo_share": _share(confident, images),
         "pseudo_accuracy_confident": _share(right_confident, judged_confident),

@@ -43,6 +43,8 @@ class Split:
         return pictures[index] if isinstance(pictures, Tensor) else [pictures[i] for i in index.tolist()]
 
     def part(self, index: Int[Tensor, " b"]) -> Split:
+        if torch.equal(index, torch.arange(len(self))):
+            return self  # all of them, and no copy
         if isinstance(self.pictures, Images):
             pictures: Pictures | Images = self.pictures.part(index)
         else:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -41,15 +41,32 @@ def load(
     labels: Path | None = None,
     val: Source | None = None,
     known_broken: Collection[tuple[str, str]] | None = None,
+    seen: Seen | None = None,
 ) -> Dataset:
     """Images to train on at `size`, and to test on, with labels as the recipe and a list of labels say.
 
     known_broken: splits and paths found unreadable before, so that files need not be checked again.
+    seen: what a run has made of the same images before.
     """
-    return _read(arrange(source, recipe, labels=labels, val=val), recipe, size, known_broken)
+    return _read(arrange(source, recipe, labels=labels, val=val, seen=seen), recipe, size, known_broken)
 
 
-def arrange(source: Source, recipe: Recipe, *, labels: Path | None = None, val: Source | None = None) -> Dataset:
+@dataclass(frozen=True)
+class Seen:
+    """By path: images that a run was tested on, and images that it was taught the label of."""
+
+    test: Set[str]
+    taught: Set[str]
+
+
+def arrange(
+    source: Source,
+    recipe: Recipe,
+    *,
+    labels: Path | None = None,
+    val: Source | None = None,
+    seen: Seen | None = None,
+) -> Dataset:
     """Splits and labels, nothing decoded yet.
 
     labels: a list that replaces the source's own, which then are the truth, for evaluation and analysis alone. A
@@ -68,7 +85,7 @@ def arrange(source: Source, recipe: Recipe, *, labels: Path | None = None, val: 
     label = truth if given is None else Labels.of(given["train"])
     everything = Split(train.images, train.images.paths, truth.number, label.number)
     if test is None:
-        everything, held_out, origin = hold_out(everything, recipe.seed)
+        everything, held_out, origin = hold_out(everything, recipe.seed, seen)
         lost = 0 if held_out is None or given is None else len(held_out.labelled)
         if lost:
             notes.append(f"{lost} of {lost + len(everything.labelled)} listed labels are of held-out test images")
@@ -110,25 +127,53 @@ class Shrunk(Images):
 
 def unseen(part: Part, size: int, cache: str) -> Split:
     """A part of any source, to be read once and in order, its pixels those that a run with this cache would see."""
-    images: Pictures | Images = Shrunk(part.images, size) if cache == "ram" else part.images
     if isinstance(part.images, Arrays):
-        images = part.images.pictures
+        images: Pictures | Images = part.images.pictures
+    else:
+        images = Shrunk(part.images, size) if cache == "ram" else part.images
     nothing = torch.full((len(part),), UNKNOWN)
     return Split(images, part.images.paths, nothing, nothing)
 
 
-def hold_out(everything: Split, seed: int) -> tuple[Split, Split | None, str]:
-    """A tenth of the images with a class becomes the test split, by a hash; others have nothing to be tested by."""
+def hold_out(everything: Split, seed: int, seen: Seen | None = None) -> tuple[Split, Split | None, str]:
+    """A tenth of the images with a class becomes the test split, by a hash; others have nothing to be tested by.
+
+    A class keeps its last label for training. What a run has held out before stays held out; and where it has held out
+    nothing that can be judged now, no image is tested on whose label it was taught.
+    """
     judged = everything.judged
     if not len(judged):
         return everything, None, "none: the images have no labels"
+    origin = f"of {len(judged)} labelled images, held out by seed {seed}"
+    before = [] if seen is None else [i for i in judged.tolist() if everything.paths[i] in seen.test]
+    if before:
+        test = torch.tensor(before)
+    else:
+        taught: Set[str] = frozenset() if seen is None else seen.taught
+        free = judged[_where([everything.paths[i] not in taught for i in judged.tolist()])]
+        count = -(-len(judged) // _HELD_OUT_SHARE)
+        chance = uniform(1, seed, _HOLDING_OUT, torch.arange(len(everything)))[:, 0]
+        test = _leaving_a_label(everything.label, free[chance[free].argsort(stable=True)[:count]]).sort().values
+        origin += "" if seen is None else "; the run has seen them without their labels"
+    if not len(test):
+        return everything, None, "none: each class has but one label"
     index = torch.arange(len(everything))
-    chance = uniform(1, seed, _HOLDING_OUT, index)[:, 0]
-    count = -(-len(judged) // _HELD_OUT_SHARE)
-    test = judged[chance[judged].argsort(stable=True)[:count]].sort().values
     train = index[~torch.isin(index, test)]
-    origin = f"{count} of {len(judged)} labelled images, held out by seed {seed}"
-    return everything.part(train), everything.part(test), origin
+    return everything.part(train), everything.part(test), f"{len(test)} {origin}"
+
+
+def _leaving_a_label(label: Int[Tensor, " n"], chosen: Int[Tensor, " m"]) -> Int[Tensor, " k"]:
+    """Those of the chosen images that can be spared: of a class with all its labels among them, one is not."""
+    taken = torch.zeros(len(label), dtype=torch.bool)
+    taken[chosen] = True
+    left = set(label[~taken].tolist())
+    spared: list[int] = []
+    for i in reversed(chosen.tolist()):
+        name = int(label[i])
+        if name in left or name == UNKNOWN:
+            spared.append(i)
+        left.add(name)
+    return torch.tensor(spared[::-1], dtype=torch.int64)
 
 
 def _train_and_test(source: Source, val: Source | None, notes: list[str]) -> tuple[Part, Part | None, str]:

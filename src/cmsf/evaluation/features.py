@@ -95,11 +95,16 @@ def feature_batches(
 
     The batches are the same whoever asks, so a number shown in training is the number computed afterwards.
     """
-    dtype = next((weight.dtype for weight in backbone.parameters()), torch.float32)
     with in_eval_mode(backbone):
         for views in clean_views(split, size, device, workers):
-            with torch.no_grad():
-                yield normalize(backbone(views.to(dtype)).float(), dim=1)
+            yield unit_features(backbone, views)
+
+
+@torch.no_grad()
+def unit_features(backbone: nn.Module, views: Float[Tensor, "b 3 s s"]) -> Float[Tensor, "b f"]:
+    """L2-normalised, in single precision, though a network may compute in double."""
+    dtype = next((weight.dtype for weight in backbone.parameters()), torch.float32)
+    return normalize(backbone(views.to(dtype)).float(), dim=1)
 
 
 @contextmanager

@@ -15,10 +15,11 @@ from cmsf.data import Dataset
 from cmsf.data.labels import Labels, share_of_each_class
 from cmsf.errors import BadInput
 from cmsf.evaluation.features import Extractor
-from cmsf.evaluation.finetune import HEAD, Course, class_scores, fine_tune
+from cmsf.evaluation.finetune import HEAD, Course, fine_tune
 from cmsf.evaluation.judged import judged_splits
 from cmsf.evaluation.linear import STANDARDISED, Standardised, fit_chosen
 from cmsf.evaluation.measures import Judged, Result, hits
+from cmsf.evaluation.predicting import score_all
 
 SHARES = (0.01, 0.1)
 
@@ -77,7 +78,7 @@ def evaluate_few_labels(features: Extractor, data: Dataset, few: Sequence[Few], 
         scores = layer(scale(features(test))).cpu()
         judged[f"{some.name} linear"] = Judged(hits(scores, test.truth, 1), test.truth)
         network = fine_tune(features, train, some.label, known.shape[1], len(data.classes), seed, course)
-        judged[f"{some.name} tuned"] = Judged(hits(class_scores(network, test, features), test.truth, 1), test.truth)
+        judged[f"{some.name} tuned"] = Judged(hits(score_all(network, test, features), test.truth, 1), test.truth)
         described[some.name] = {
             "labels": f"{some.origin}: {len(train)} images of {len(some.label.unique())} classes",
             "linear": chosen | {"layer": STANDARDISED},

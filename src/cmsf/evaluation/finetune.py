@@ -14,8 +14,9 @@ from torch.nn.functional import cross_entropy, normalize
 
 from cmsf.data import Split, feed
 from cmsf.errors import BadInput
-from cmsf.evaluation.features import Extractor, batch_count, clean_views, in_eval_mode
+from cmsf.evaluation.features import Extractor
 from cmsf.evaluation.linear import Standardised, fit_chosen
+from cmsf.evaluation.predicting import score_readable
 from cmsf.heads import perceptron
 from cmsf.progress import shown
 from cmsf.rows import UNKNOWN
@@ -103,7 +104,7 @@ def fine_tune(
 
 def new_classifier(features: Extractor, width: int, classes: int, seed: int, tune: Tune = "whole") -> nn.Sequential:
     """A copy of the network, and a head that knows nothing yet."""
-    return nn.Sequential(deepcopy(features.backbone), new_head(width, classes, seed, tune)).to(features.device)
+    return nn.Sequential(deepcopy(features.backbone).float(), new_head(width, classes, seed, tune)).to(features.device)
 
 
 def fine_tune_in_rounds(
@@ -128,8 +129,9 @@ def fine_tune_in_rounds(
         if number > 1:
             if not len(unlabelled):
                 return
-            place, guess = confident(class_scores(network, split.part(unlabelled), like, "pseudo-labels"))
-            pseudo = unlabelled[place]
+            readable, scores = score_readable(network, split.part(unlabelled), like)
+            place, guess = confident(scores)
+            pseudo = unlabelled[readable[place]]
         label = split.label.clone()
         label[pseudo] = guess
         known = (label != UNKNOWN).nonzero()[:, 0]
@@ -234,10 +236,3 @@ def fit_layer(network: nn.Sequential, split: Split, label: Int[Tensor, " n"], li
         head.bias.copy_(bias)
     network.eval()
     return f"LBFGS to convergence on clean views of {len(split)} images, weight decay {chosen['weight decay']:g}"
-
-
-def class_scores(network: nn.Module, split: Split, like: Extractor, what: str = "class scores") -> Float[Tensor, "n c"]:
-    """Of clean views, on the CPU."""
-    with in_eval_mode(network), torch.no_grad():
-        batches = clean_views(split, like.size, like.device, like.workers)
-        return torch.cat([network(views).float().cpu() for views in shown(batches, what, batch_count(split))])

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import cross_entropy, linear, normalize
+from torch.nn.functional import cross_entropy, linear
 
 from cmsf.data import Dataset, Split, feed
-from cmsf.evaluation.features import Extractor, in_eval_mode
+from cmsf.evaluation.features import Extractor, in_eval_mode, unit_features
 from cmsf.evaluation.judged import judged_splits
 from cmsf.evaluation.layer import Layer
 from cmsf.evaluation.linear import STANDARDISED, Standardised, fit_path, judge_scores
@@ -124,6 +124,4 @@ def _random_views(features: Extractor, split: Split, plan: Iterable[tuple[int, T
     crop = RandomCrop(features.size, scale=SCALE)
     with in_eval_mode(features.backbone) as backbone:
         for batch in feed(split, plan, {0: crop}, seed=_SEED, device=features.device, workers=features.workers):
-            with torch.no_grad():
-                seen = normalize(backbone(normalise(batch.crop(crop, 0))).float(), dim=1)
-            yield batch.epoch, batch.index, seen
+            yield batch.epoch, batch.index, unit_features(backbone, normalise(batch.crop(crop, 0)))

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cmsf.data import Split, Unreadable, feed
+from cmsf.errors import BadInput
 from cmsf.evaluation.features import BATCH, Extractor, batch_count, in_eval_mode
 from cmsf.progress import shown
 from cmsf.views import CentreCrop, normalise
@@ -52,6 +53,15 @@ def predict(network: nn.Module, split: Split, like: Extractor, names: tuple[str,
 def score_all(network: nn.Module, split: Split, like: Extractor) -> Float[Tensor, "n c"]:
     """The scores that predictions are made from; an image that cannot be read raises Unreadable."""
     return torch.cat([scores for _, scores in score_batches(network, split, like)])
+
+
+def score_readable(network: nn.Module, split: Split, like: Extractor) -> tuple[Int[Tensor, " m"], Float[Tensor, "m c"]]:
+    """The same of the images that can be read, and which these are."""
+    found = list(score_batches(network, split, like, on_unreadable=lambda i, error: None))
+    if not found:
+        raise BadInput(f"none of {len(split)} images can be read, the first is {split.paths[0]}; mend them")
+    index, scores = zip(*found, strict=True)
+    return torch.cat(index), torch.cat(scores)
 
 
 def score_batches(
