@@ -205,7 +205,8 @@ class RunFolder:
         """What the run has made of its images."""
         listed = self.images()
         taught = {row["path"] for row in listed if row["split"] == "train" and row["label"] is not None}
-        return Seen({row["path"] for row in listed if row["split"] == "test"}, taught)
+        test = {row["path"] for row in listed if row["split"] == "test"}
+        return Seen(test | {path for split, path in self.known_broken() or () if split == "test"}, taught)
 
     def check_same_paths(self, data: Dataset) -> None:
         """Refuse other images than the run's, whatever their labels: what it was trained on would be tested on."""
