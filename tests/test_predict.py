@@ -15,7 +15,7 @@ from runs import TINY
 from test_cli import refusal
 
 import cmsf
-from cmsf import finetuning
+from cmsf import api, finetuning
 from cmsf.cli import main
 from cmsf.data import Unreadable, feed, open_source
 from cmsf.data.lists import match_labels
@@ -51,7 +51,8 @@ def classifier(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> cmsf.C
     small = {"size": 16, "backbone": "small-residual", "epochs": 1, "batch_size": 16}
     run = cmsf.train("cmsf-self-small", photos, place / "a", quiet=True, **TINY | small)
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("draw_neighbours", "draw_confusion", "draw_reliability"):
+        patch.setattr(api, "draw_neighbours", lambda *_, **__: None)
+        for name in ("draw_confusion", "draw_reliability"):
             patch.setattr(finetuning, name, lambda *_, **__: None)
         return cmsf.finetune(run.path, epochs=4, lr=0.05, workers=0, quiet=True)
 
