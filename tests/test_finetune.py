@@ -126,6 +126,7 @@ def test_each_round_goes_on_from_the_one_before_and_guesses_afresh(monkeypatch: 
         return real(network, *arguments)
 
     monkeypatch.setattr(finetune, "score_readable", spy)
+    monkeypatch.setattr(finetune, "CONFIDENT", 0.0)
     after = [
         next(classifier.parameters()).clone()
         for _ in fine_tune_in_rounds(classifier, split, like, 0, rounds=3, course=Course().asked(epochs=1))
@@ -192,7 +193,10 @@ def test_random_weights_are_not_the_runs_and_depend_on_the_seed(run: Path) -> No
 
 
 @pytest.mark.usefixtures("with_pictures")
-def test_a_classifier_is_a_run_with_its_figures_beside(run: Path, few: Path, tmp_path: Path) -> None:
+def test_a_classifier_is_a_run_with_its_figures_beside(
+    run: Path, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finetune, "CONFIDENT", 0.0)
     out = tmp_path / "c"
     arguments = ["finetune", run, "--labels", few, "--rounds", "2", "--epochs", "3", "--out", out, "--quiet"]
     assert main([*map(str, arguments), "--threads", "1", "--workers", "0"]) == 0
@@ -224,7 +228,7 @@ def test_all_labelled_makes_one_round_and_says_so(
 ) -> None:
     classifier = cmsf.finetune(run, out=tmp_path / "c", rounds=2, **SHORT | {"quiet": False, "epochs": 1})
     assert len(classifier.about["rounds"]) == 1
-    assert "all 144 training images are labelled" in capsys.readouterr().err
+    assert "all training images are labelled, so there is no round 2" in capsys.readouterr().err
 
 
 def test_labels_of_other_names_are_learned_and_not_judged(
@@ -377,8 +381,9 @@ def test_two_that_write_to_one_place_do_not_mix(
 
 
 def test_an_image_that_cannot_be_read_costs_its_guess_and_the_picture_alone(
-    tmp_path: Path, with_pictures: None, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, with_pictures: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(finetune, "CONFIDENT", 0.0)
     photos = write_photos(tmp_path / "photos", 12, 3)
     settings = TINY | {"epochs": 1, "size": 32, "cache": "off", "batch_size": 8, "labels_per_class": 3}
     run = cmsf.train("cmsf-semi-small", photos, tmp_path / "run", quiet=True, workers=0, **settings)
@@ -389,7 +394,8 @@ def test_an_image_that_cannot_be_read_costs_its_guess_and_the_picture_alone(
     (photos / broken).write_bytes(b"no image any more")
     classifier = cmsf.finetune(run.path, out=tmp_path / "c", rounds=2, epochs=2, device="cpu", workers=0)
     assert "there is no picture of neighbours: cannot read 1 image" in capsys.readouterr().err.replace("\n", " ")
-    assert len(classifier.about["rounds"]) == 2
+    first, second = classifier.about["rounds"]
+    assert second["confident"] == first["unlabelled"] - 1
 
 
 def test_a_classifier_knows_what_it_started_from(run: Path, few: Path, tmp_path: Path) -> None:
@@ -410,3 +416,18 @@ def test_a_full_disk_is_said_in_one_line_and_leaves_no_folder(
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "cannot write" in message
     assert [file.name for file in tmp_path.iterdir()] == ["few.csv"]
+
+
+def test_scores_that_are_no_numbers_are_no_classifier(run: Path, few: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"diverged"):
+        cmsf.finetune(run, few, out=tmp_path / "c", **SHORT | {"lr": 1e15})
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_round_without_anything_new_is_left_out_and_said(
+    run: Path, few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    classifier = cmsf.finetune(run, few, out=tmp_path / "c", rounds=3, epochs=1, lr=1e-6, device="cpu", workers=0)
+    assert len(classifier.about["rounds"]) == 1
+    assert classifier.about["rounds"][0]["confident"] is None
+    assert "others is sure from 0.9 on, so there is no round 2" in capsys.readouterr().err

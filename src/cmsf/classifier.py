@@ -17,6 +17,7 @@ from cmsf.errors import BadInput
 from cmsf.evaluation.features import Extractor
 from cmsf.evaluation.predicting import PLACES, Prediction, predict
 from cmsf.run import Run, pick_device, worker_count
+from cmsf.screen import Screen
 
 
 class Classifier(Run):
@@ -55,7 +56,10 @@ class Classifier(Run):
         network = self.network(where)
         like = Extractor(network[0], self.recipe.size, where, worker_count(workers))
         found = []
-        for _, part in open_source(data).in_order():
+        source = open_source(data)
+        for note in source.notes:
+            Screen().say(note)
+        for _, part in source.in_order():
             found += predict(network, unseen(part, self.recipe.size, self.recipe.cache), like, self.classes)
         if file is not None:
             _write(file, found, min(PLACES, len(self.classes)))

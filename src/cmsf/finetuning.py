@@ -118,7 +118,9 @@ def tune(
         )
         say(_in_words(rounds[-1]))
     if len(rounds) < how.rounds:
-        say(f"all {len(data.train)} training images are labelled, so one round is all there is to do")
+        left = len(data.train) - len(data.train.labelled)
+        why = f"none of {left} others is sure from {CONFIDENT:g} on" if left else "all training images are labelled"
+        say(f"{why}, so there is no round {len(rounds) + 1}")
     return Tuned(network, width, rounds, scores)
 
 
@@ -216,7 +218,7 @@ def _report(done: Round, data: Dataset, test_accuracy: float | None) -> dict[str
         "round": done.number,
         "labelled": done.labelled,
         "unlabelled": len(data.train) - done.labelled,
-        "confident": len(done.pseudo),
+        "confident": len(done.pseudo) if done.number > 1 else None,
         "pseudo-label accuracy": None if right is None else 100 * right,
         "test accuracy": test_accuracy,
         "course": done.course,

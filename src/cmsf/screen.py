@@ -68,4 +68,4 @@ class Screen:
 def _pseudo_labels(line: Mapping[str, Any]) -> str:
     right = line["pseudo_accuracy_confident"]
     judged = f", {100 * right:.0f} % of them right" if right == right else ""  # not NaN: there are some, and the truth
-    return f"pseudo-labels {100 * line['pseudo_share']:.0f} %{judged}"
+    return f"pseudo-labels {100 * line['pseudo_share']:.1f} %{judged}"

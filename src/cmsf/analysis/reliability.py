@@ -20,7 +20,7 @@ def draw_reliability(found: Calibration, out: Path) -> None:
     left, width = [100 * one.low for one in filled], [100 * (one.high - one.low) for one in filled]
     accuracy = [100 * one.accuracy for one in filled if one.accuracy is not None]
     confidence = [100 * one.confidence for one in filled if one.confidence is not None]
-    above.bar(left, accuracy, width, align="edge", color=_BAR, edgecolor="white", label="right")
+    above.bar(left, accuracy, width, align="edge", color=_BAR, edgecolor="white", label="share that is right")
     above.plot([0, 100], [0, 100], color=_LINE, linestyle="--", linewidth=1, label="as sure as right")
     above.plot(confidence, accuracy, "o", color="#0a3069", markersize=3.5, label="mean confidence of the bin")
     above.set_ylabel("accuracy, %")

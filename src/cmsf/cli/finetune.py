@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
+import signal
+import sys
 from typing import Any
 
 from cmsf.cli.parser import SOURCE, Parser, add_machine_flags, say_paths, set_threads, whole, workers
@@ -62,22 +65,34 @@ def _finetune(chosen: argparse.Namespace) -> int:
     from cmsf.api import finetune
 
     set_threads(chosen.threads)
-    classifier = finetune(
-        chosen.run,
-        chosen.labels,
-        chosen.data,
-        chosen.out,
-        rounds=rounds or 1,
-        tune=chosen.tune,
-        random_weights=chosen.random_weights,
-        device=chosen.device,
-        workers=workers(chosen.workers),
-        quiet=chosen.quiet,
-        **numbers,
-    )
+    try:
+        classifier = finetune(
+            chosen.run,
+            chosen.labels,
+            chosen.data,
+            chosen.out,
+            rounds=rounds or 1,
+            tune=chosen.tune,
+            random_weights=chosen.random_weights,
+            device=chosen.device,
+            workers=workers(chosen.workers),
+            quiet=chosen.quiet,
+            **numbers,
+        )
+    except KeyboardInterrupt:
+        print("cmsf: interrupted; nothing was written, and the same command starts again", file=sys.stderr)
+        return 128 + signal.SIGINT
     if not chosen.quiet:
         folder = classifier.folder
         pictures = {"confusion": folder.confusion_picture, "calibration": folder.calibration_picture}
         files = {name: file for name, file in pictures.items() if file.exists()}
+        result = folder.results / "classifier.json"
+        if result.exists():
+            found = json.loads(result.read_text(encoding="utf-8"))
+            measure, error = found["measures"]["classifier"]["accuracy"], found["calibration"]
+            print(
+                f"test accuracy {measure['value']:.2f} % ({measure['low']:.2f} to {measure['high']:.2f}), "
+                f"calibration error {error['expected calibration error']:.1f} %"
+            )
         say_paths(files | {"classifier": classifier.path})
     return 0

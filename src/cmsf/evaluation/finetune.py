@@ -132,6 +132,8 @@ def fine_tune_in_rounds(
             readable, scores = score_readable(network, split.part(unlabelled), like)
             place, guess = confident(scores)
             pseudo = unlabelled[readable[place]]
+            if not len(pseudo):  # the same images again would be no second round
+                return
         label = split.label.clone()
         label[pseudo] = guess
         known = (label != UNKNOWN).nonzero()[:, 0]

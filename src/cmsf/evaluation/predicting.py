@@ -90,4 +90,11 @@ def score_batches(
     )
     with in_eval_mode(network), torch.no_grad():
         for batch in shown(batches, "predicting", batch_count(split)):
-            yield batch.index, network(normalise(batch.crop(crop, 0))).float().cpu()
+            scores = network(normalise(batch.crop(crop, 0))).float().cpu()
+            lost = int((~scores.isfinite().all(1)).sum())
+            if lost:
+                raise BadInput(
+                    f"the classifier's scores of {lost} of {len(scores)} images are no numbers: it has diverged; "
+                    "fine-tune with a smaller --lr"
+                )
+            yield batch.index, scores
