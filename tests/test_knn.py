@@ -78,7 +78,7 @@ def test_evaluating_neither_trains_the_network_nor_leaves_it_in_another_mode() -
 
 def test_features_do_not_depend_on_the_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Extractor(network(), 12)(noise_split(60, 0))
-    monkeypatch.setattr(features_module, "_BATCH", 7)
+    monkeypatch.setattr(features_module, "BATCH", 7)
     torch.testing.assert_close(Extractor(network(), 12)(noise_split(60, 0)), whole, rtol=0, atol=1e-6)
 
 

@@ -147,8 +147,7 @@ def test_a_mismatch_lists_the_keys_and_stops(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as refusal:
         fill(network, wrong, "here")
     message = str(refusal.value)
-    assert f"{count} missing (blocks.3.body.0.weight, blocks.3.body.1.weight, " in message
-    assert f" and {count - 4} more)" in message
+    assert f"{count} missing (blocks.3.body.0.weight, blocks.3.body.1.weight and {count - 2} more)" in message
     assert f"{count} too many (other.blocks.3.body.0.weight, " in message
     assert "1 of another shape (stem.0.weight (16, 1, 3, 3) instead of (16, 3, 3, 3))" in message
     assert "\n" not in message

@@ -24,8 +24,8 @@ _FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar")
 _NESTED = ("state_dict", "model", "backbone")
 _PARALLEL = "module."
 _COUNTER = "num_batches_tracked"
-_SHOWN = 4
-"""So many names of each kind are in the message of a mismatch, which is a line."""
+_SHOWN, _SHOWN_OF_USERS = 2, 4
+"""So many names of each kind are in the message of a mismatch, which is a line; more where a user has to find out."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ def fill(module: nn.Module, state: Mapping[str, Any], origin: str | Path, remedy
             if name in own and isinstance(value, Tensor) and value.shape != own[name].shape
         ],
     }
-    wrong = [f"{len(names)} {kind} ({_some(names)})" for kind, names in kinds.items() if names]
+    shown = _SHOWN_OF_USERS if remedy else _SHOWN
+    wrong = [f"{len(names)} {kind} ({_some(names, shown)})" for kind, names in kinds.items() if names]
     if wrong:
         message = f"{origin} is of another architecture than the recipe: {'; '.join(wrong)}"
         raise BadInput(f"{message}; {remedy}" if remedy else message)
@@ -100,9 +101,9 @@ def save(module: nn.Module, file: Path) -> None:
         raise BadInput(f"cannot write {file}: {error}; make room, and give the same command again") from None
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+def _some(names: list[str], shown: int) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
 
 
 def _of_timm(name: str, backbone: str, size: int) -> dict[str, Tensor]:
