@@ -12,6 +12,10 @@ from torch.amp import GradScaler
 
 import cmsf
 from cmsf.assembly import make_learner
+from cmsf.evaluation import Extractor
+from cmsf.evaluation.finetune import new_classifier
+from cmsf.evaluation.linear_sgd import _random_views
+from cmsf.evaluation.predicting import score_all
 from cmsf.learner import Diverged, Learner
 from cmsf.recipe import Resolved
 from cmsf.training import Stopped
@@ -182,7 +186,11 @@ def test_gradients_that_no_scale_can_save_stop_the_run(monkeypatch: pytest.Monke
         made.step(batch, 0.9)
 
 
-def test_every_evaluation_takes_a_run_in_double_precision(bars: Path, tmp_path: Path) -> None:
+def test_evaluations_take_a_network_in_double_precision(bars: Path, tmp_path: Path) -> None:
     run = train(bars, tmp_path / "run", precision="fp64", epochs=1)
-    for metric in ("linear", "linear-sgd", "few-labels", "retrieval"):
-        assert all(-100 <= value <= 100 for value in run.evaluate(metric).values())  # one is a difference
+    like, images = Extractor(run.backbone(), 16), run.data().train
+    ((_, _, views),) = _random_views(like, images, [(0, torch.arange(4))])
+    assert like(images).dtype == views.dtype == torch.float32
+    classifier = new_classifier(like, 128, 4, seed=0)
+    assert {weight.dtype for weight in classifier.parameters()} == {torch.float32}
+    assert score_all(classifier, images, like).shape == (144, 4)

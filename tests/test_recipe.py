@@ -29,7 +29,7 @@ def test_the_imagenet_scale_is_the_papers() -> None:
 
 
 def test_methods_at_one_scale_differ_in_the_objective_alone() -> None:
-    objective = {"name", "constraint", "k", "companion_k", "unconstrained_weight"}
+    objective = {"name", "constraint", "k", "companion_k", "unconstrained_weight", "pseudo_labels"}
     for scale in SCALES:
         base = named(f"msf-{scale}")
         for method in METHODS:
