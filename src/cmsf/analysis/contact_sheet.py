@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
-from cmsf.analysis.thumbnails import THUMBNAIL, fonts, save_figure, shortened, show_image, thumbnail
+from cmsf.analysis.thumbnails import THUMBNAIL, Sheet, shortened, thumbnail
 from cmsf.data import Source, Unreadable
 from cmsf.data.source import Part
 from cmsf.randomness import permutation
 
 _COLUMNS, _ROWS = 10, 12
+_STEP, _FOR_NAMES = 1.05, 1.5
+"""From one picture to the next, and the margin, in inches."""
 _SEED = 0x5EE7
 
 
@@ -22,23 +22,19 @@ def draw_contact_sheet(source: Source, out: Path) -> None:
     part = source.train
     order = permutation(len(part), _SEED).tolist()
     rows = _by_class(source, part, order) if source.classes else _any(order)
-    figure = Figure(figsize=(_COLUMNS + 1.6 * bool(source.classes), len(rows) * 1.08), layout="constrained")
-    grid = figure.add_gridspec(len(rows), _COLUMNS)
+    left = _FOR_NAMES * bool(source.classes)
+    sheet = Sheet(left + _COLUMNS * _STEP, len(rows) * _STEP)
     for line, (title, members) in enumerate(rows):
+        sheet.write(left - 0.1, line * _STEP + 0.5, title, size=9, align="right")
         place = 0
         for i in members:
             if place == _COLUMNS:
                 break
             with suppress(Unreadable):  # named elsewhere; here the next one takes its place
                 pixels = thumbnail(part.images.decode(i, THUMBNAIL))
-                axes = figure.add_subplot(grid[line, place])
-                show_image(axes, pixels)
-                if place == 0 and title:
-                    axes.set_ylabel(
-                        title, rotation=0, ha="right", va="center", fontsize=9, parse_math=False, family=fonts()
-                    )
+                sheet.show(left + place * _STEP, line * _STEP, pixels)
                 place += 1
-    save_figure(figure, out)
+    sheet.save(out)
 
 
 def _by_class(source: Source, part: Part, order: Sequence[int]) -> list[tuple[str, list[int]]]:

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Int
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 
-from cmsf.analysis.thumbnails import PLAIN, THUMBNAIL, save_figure, show_image, thumbnail
+from cmsf.analysis.thumbnails import PLAIN, THUMBNAIL, Sheet, shortened, thumbnail
 from cmsf.data import Dataset, Split
 from cmsf.evaluation.features import feature_batches, pixel_batches
 from cmsf.neighbours import Own, top
@@ -21,6 +19,9 @@ from cmsf.rows import UNKNOWN
 _SHOWN = 5
 _CHOOSING = 0x6A11 << 40  # what this use of the hash is for; no epoch is ever so high
 _RIGHT, _WRONG = "#1a7f37", "#cf222e"
+_ACROSS, _DOWN = 1.08, 1.3
+"""From one picture to the next, in inches."""
+_TOP, _GAP = 0.35, 0.25
 
 
 def draw_neighbours(
@@ -53,26 +54,21 @@ def draw_neighbours(
         "nearest by what was learned": _nearest(features, query, data.train, own),
     }
 
-    columns = 1 + len(near_by) * _SHOWN
-    figure = Figure(figsize=(columns * 1.05 + 0.4, len(chosen) * 1.25 + 0.5), layout="constrained")
-    grid = figure.add_gridspec(
-        len(chosen), columns + len(near_by), width_ratios=[1, *([0.15, *[1] * _SHOWN] * len(near_by))]
-    )
+    block_width = _GAP + _SHOWN * _ACROSS
+    sheet = Sheet(_ACROSS + len(near_by) * block_width, _TOP + len(chosen) * _DOWN)
+    sheet.write(0.5, _TOP / 2, "query", size=11)
+    for block, (title, row) in enumerate(near_by.items()):
+        left = _ACROSS + block * block_width + _GAP
+        sheet.write(left + _SHOWN * _ACROSS / 2, _TOP / 2, title, size=11)
+        for line, images in enumerate(row.tolist()):
+            for place, image in enumerate(images):
+                if image != UNKNOWN:
+                    mine, theirs = int(query.truth[line]), int(data.train.truth[image])
+                    colour = PLAIN if UNKNOWN in (mine, theirs) else _RIGHT if mine == theirs else _WRONG
+                    _show(sheet, left + place * _ACROSS, line, data.train, image, data.classes, colour)
     for line in range(len(chosen)):
-        _show(figure.add_subplot(grid[line, 0]), query, line, data.classes, PLAIN)
-        for block, row in enumerate(near_by.values()):
-            for place, image in enumerate(row[line].tolist()):
-                if image == UNKNOWN:
-                    continue
-                axes = figure.add_subplot(grid[line, 2 + block * (_SHOWN + 1) + place])
-                mine, theirs = int(query.truth[line]), int(data.train.truth[image])
-                colour = PLAIN if UNKNOWN in (mine, theirs) else _RIGHT if mine == theirs else _WRONG
-                _show(axes, data.train, image, data.classes, colour)
-    for block, title in enumerate(near_by):
-        middle = (1 + block * (_SHOWN + 0.15) + _SHOWN / 2 + 0.15) / (columns + 0.3)
-        figure.text(middle, 1.0, title, ha="center", va="bottom", fontsize=11)
-    figure.text(0.5 / (columns + 0.3), 1.0, "query", ha="center", va="bottom", fontsize=11)
-    save_figure(figure, out)
+        _show(sheet, 0, line, query, line, data.classes, PLAIN)
+    sheet.save(out)
 
 
 def _nearest(
@@ -96,7 +92,8 @@ def _one_a_class_in_turn(split: Split, seed: int) -> Int[Tensor, " q"]:
     return order[turn.argsort(stable=True)]
 
 
-def _show(axes: Axes, split: Split, image: int, classes: Sequence[str], colour: str) -> None:
-    number = int(split.truth[image])
-    picture = split.read(torch.tensor([image]), THUMBNAIL)[0]
-    show_image(axes, thumbnail(picture), "" if number == UNKNOWN else classes[number], colour)
+def _show(sheet: Sheet, x: float, line: int, split: Split, image: int, classes: Sequence[str], colour: str) -> None:
+    number, y = int(split.truth[image]), _TOP + line * _DOWN
+    sheet.show(x, y, thumbnail(split.read(torch.tensor([image]), THUMBNAIL)[0]), colour)
+    if number != UNKNOWN:
+        sheet.write(x + 0.5, y + 1.12, shortened(classes[number]), size=8, colour=colour)
