@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cmsf.analysis.gallery import draw_neighbours
-from cmsf.assembly import LARGEST_SMALL_IMAGE, make_learner, resolve, starts_from, view_size
+from cmsf.assembly import make_learner, starts_from
 from cmsf.classifier import Classifier
 from cmsf.classifier_folder import ClassifierFolder
 from cmsf.data import Dataset, Request, open_source
@@ -24,7 +24,8 @@ from cmsf.finetuning import tune as tune_network
 from cmsf.finetuning import write as write_classifier
 from cmsf.progress import terminal_taken
 from cmsf.recipe import Recipe
-from cmsf.recipes import METHODS, find
+from cmsf.recipes import find, lacks_scale
+from cmsf.resolving import LARGEST_SMALL_IMAGE, resolve, view_size
 from cmsf.run import Run, load_images, pick_device, worker_count
 from cmsf.run_folder import RunFolder
 from cmsf.screen import Screen
@@ -49,7 +50,7 @@ def train(
 ) -> Run:
     """Train a recipe on a source of images; the same call again goes on where it was stopped.
 
-    recipe: METHOD, METHOD-SCALE, a saved recipe.yaml, or a Recipe.
+    recipe: METHOD, METHOD-SCALE, METHOD+VARIANT-SCALE, a saved recipe.yaml, or a Recipe.
     data: a folder of images, a .csv or .parquet list, an .npz, torchvision:NAME, hf:NAME or wds:SHARDS; None for the
         embedded sample.
     labels: a list of path (or index) and label that replaces the training labels; the source's own are then used for
@@ -66,8 +67,8 @@ def train(
     side = source.typical_side()
     if isinstance(recipe, str):
         name, recipe = recipe, find(recipe, small_images=side <= LARGEST_SMALL_IMAGE)
-        out = Path("runs") / (recipe.name if name in METHODS else Path(name).stem) if out is None else out
-        if name in METHODS:
+        out = Path("runs") / (recipe.name if lacks_scale(name) else Path(name).stem) if out is None else out
+        if lacks_scale(name):
             screen.say(f"{name} is {recipe.name} here: the images are {side} px on their shorter side")
     recipe = _with_lasting_paths(recipe.changed(changes))
     folder = RunFolder(Path("runs") / recipe.name if out is None else Path(out).expanduser())

@@ -1,16 +1,34 @@
-"""The online encoder with its predictor, and the target encoder that follows it."""
+"""The online encoder with its heads, and the target encoder that follows it."""
 
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from cmsf.heads import perceptron
 from cmsf.precision import Precision
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What an encoder made of some images.
+
+    embedding: the projection, or the features where there is no projector, as unit rows.
+    prediction: what the predictor makes of it, as unit rows; the embedding where there is none.
+    scores: of the classes; of no class where there is no classifier.
+    """
+
+    embedding: Float[Tensor, "b d"]
+    prediction: Float[Tensor, "b d"]
+    scores: Float[Tensor, "b c"]
+
+    def split(self, sizes: list[int]) -> list[Encoded]:
+        parts = zip(self.embedding.split(sizes), self.prediction.split(sizes), self.scores.split(sizes), strict=True)
+        return [Encoded(*part) for part in parts]
 
 
 class Encoder(nn.Module):
@@ -27,41 +45,61 @@ class Encoder(nn.Module):
 
 
 class Encoders(nn.Module):
-    """g and h, which learn, and f, a moving average of g; `width` is how many features the backbone has."""
+    """g with h and a classifier of the features, which learn, and f, a moving average of g."""
+
+    target: Encoder | None
 
     def __init__(
-        self, backbone: nn.Module, width: int, hidden: int, dim: int, precision: Precision = Precision()
+        self,
+        backbone: nn.Module,
+        dim: int,
+        projector: nn.Module | None = None,
+        predictor: nn.Module | None = None,
+        classifier: nn.Module | None = None,
+        target: bool = True,
+        precision: Precision = Precision(),
     ) -> None:
+        """dim: how long an embedding is. A head that is None is left out; without a target, there is no f."""
         super().__init__()
         self.dim, self.precision = dim, precision
-        self.online = Encoder(backbone, perceptron(width, hidden, dim, bias=True))
-        self.predictor = perceptron(dim, hidden, dim, bias=True)
-        self.target = copy.deepcopy(self.online).requires_grad_(False)
+        self.online = Encoder(backbone, projector or nn.Identity())
+        self.predictor = predictor or nn.Identity()
+        self.classifier = classifier
+        self.target = copy.deepcopy(self.online).requires_grad_(False) if target else None
         self.to(precision.dtype)
 
-    def predict(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d"]:
-        """v = h(g(x)) / |h(g(x))|."""
+    def encode(self, images: Float[Tensor, "b 3 h w"]) -> Encoded:
+        """v = h(g(x)) / |h(g(x))|, and what comes before it and beside it."""
         with self.precision.autocast(images.device):
-            output = self.predictor(self.online(images.to(self.precision.dtype)))
-        return normalize(output.to(self.precision.dtype), dim=1)
+            features = self.online.backbone(images.to(self.precision.dtype))
+            projection = self.online.projector(features)
+            prediction = self.predictor(projection)
+            scores = features[:, :0] if self.classifier is None else self.classifier(features)
+        return Encoded(self._unit(projection), self._unit(prediction), scores.to(self.precision.dtype))
 
     @torch.no_grad()
-    def embed(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d"]:
+    def embed(self, images: Float[Tensor, "b 3 h w"]) -> Encoded:
         """u = f(x) / |f(x)|, without gradient."""
+        assert self.target is not None
         with self.precision.autocast(images.device):
             output = self.target(images.to(self.precision.dtype))
-        return normalize(output.to(self.precision.dtype), dim=1)
+        embedding = self._unit(output)
+        return Encoded(embedding, embedding, embedding[:, :0])
 
     @torch.no_grad()
     def follow(self, momentum: float) -> None:
         """f ← m f + (1 − m) g. BatchNorm's statistics are not averaged: f gathers its own from what it sees."""
-        torch._foreach_lerp_(list(self.target.parameters()), list(self.online.parameters()), 1 - momentum)
+        if self.target is not None:
+            torch._foreach_lerp_(list(self.target.parameters()), list(self.online.parameters()), 1 - momentum)
 
     def learning(self) -> list[nn.Parameter]:
-        return [*self.online.parameters(), *self.predictor.parameters()]
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     @torch.no_grad()
     def finite(self) -> bool:
         """Whether all weights and all of BatchNorm's statistics are numbers."""
         values = [value for value in self.state_dict().values() if value.is_floating_point()]
         return bool(torch.stack(torch._foreach_norm(values)).isfinite().all())
+
+    def _unit(self, output: Float[Tensor, "b d"]) -> Float[Tensor, "b d"]:
+        return normalize(output.to(self.precision.dtype), dim=1)

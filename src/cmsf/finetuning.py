@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cmsf.analysis.confusion import draw_confusion
 from cmsf.analysis.reliability import draw_reliability
-from cmsf.assembly import check_every_class_labelled, make_encoders, starts_from
+from cmsf.assembly import starting_backbone, starts_from
 from cmsf.backbones import feature_width
 from cmsf.classifier_folder import ClassifierFolder
 from cmsf.data import Dataset, Request, Split
@@ -36,6 +36,7 @@ from cmsf.evaluation.finetune import (
 from cmsf.evaluation.measures import Judged, Result
 from cmsf.evaluation.predicting import score_all
 from cmsf.recipe import Resolved
+from cmsf.resolving import check_every_class_labelled
 from cmsf.rows import UNKNOWN
 from cmsf.run import Run
 
@@ -127,7 +128,7 @@ def tune(
 def starting_network(run: Run, how: How) -> nn.Module:
     """The run's backbone, or one that has learned nothing."""
     if how.random_weights:
-        return make_encoders(replace(run.recipe, seed=how.seed)).online.backbone.float()
+        return starting_backbone(replace(run.recipe, seed=how.seed)).float()
     return run.backbone().float()
 
 

@@ -1,7 +1,8 @@
-"""One step of constrained mean shift: the paper's Section 2."""
+"""One step of constrained mean shift, the paper's Section 2, or of another objective in its place."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -11,15 +12,12 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from cmsf.bank import MemoryBank
-from cmsf.encoders import Encoders
+from cmsf.encoders import Encoded, Encoders
 from cmsf.errors import BadInput
 from cmsf.knowledge import Knowledge
-from cmsf.objectives import MeanShift, Outcome
+from cmsf.objectives import SUPPORT, THIRD, Objective, Outcome, Step, Together
 from cmsf.rows import Rows
 from cmsf.views import Augmentation, Batch, Crop
-
-WEAK, STRONG, THIRD, EXTRA = 0, 1, 2, 3
-"""The views by number; extra crops count on from EXTRA."""
 
 
 class Diverged(BadInput):
@@ -31,55 +29,65 @@ class Learner:
     encoders: Encoders
     bank: MemoryBank
     knowledge: Knowledge
-    objective: MeanShift
-    weak: Augmentation
-    strong: Augmentation
+    objective: Objective
+    views: dict[int, Augmentation]
+    """How each view is made: T1 and T2 in the paper, and what else is asked for."""
     optimiser: Optimizer
-    extra: Augmentation | None = None
-    extra_crops: int = 0
-    """Multi-crop: so many more views by `extra`, of another size, to the online encoder alone."""
     scaler: GradScaler = field(default_factory=lambda: GradScaler(enabled=False))
     """Keeps gradients of fp16 from vanishing; otherwise it does nothing."""
 
     @property
     def crops(self) -> dict[int, Crop]:
         """What each view of a step shows of an image, for those who cut it beforehand."""
-        crops: dict[int, Crop] = {WEAK: self.weak.crop, STRONG: self.strong.crop}
+        wanted = {view for together in (*self.objective.target, *self.objective.online) for view in together}
         if self.knowledge.wants_another_view:
-            crops[THIRD] = self.weak.crop
-        if self.extra is not None:
-            crops |= {EXTRA + number: self.extra.crop for number in range(self.extra_crops)}
-        return crops
+            wanted.add(THIRD)
+        return {view: self.views[view].crop for view in sorted(wanted)}
 
-    def step(self, batch: Batch, target_momentum: float) -> tuple[Rows, Outcome]:
-        """Learn from a batch; returns the queries as they entered the bank, and what the objective said."""
-        embedding = self.encoders.embed(self.weak(batch, WEAK))  # u = f(T1 x), no gradient
-        query = Rows(embedding, batch.index.to(embedding.device))
-        query = self.knowledge(query, another_view=lambda: self.encoders.embed(self.weak(batch, THIRD)))
-        prediction = self._predict(batch)
+    def step(self, batch: Batch, target_momentum: float, support: Batch | None = None) -> tuple[Rows, Outcome]:
+        """Learn from a batch, and from labelled images beside it where the objective asks for them.
 
-        # u enters before the search, so k = 1 finds u itself: BYOL.
-        self.bank.enqueue(query)
-        outcome = self.objective(prediction, query, self.bank)
+        Returns the queries as they entered the bank, and what the objective said.
+        """
+        images = dict.fromkeys(self.views, batch) | ({} if support is None else {SUPPORT: support})
+        target = self._pass(self.encoders.embed, self.objective.target, images)  # u = f(T1 x), no gradient
+        online = self._pass(self.encoders.encode, self.objective.online, images)  # v = h(g(T2 x))
+        first = next(view for view in (*target, *online) if view != SUPPORT)
+        query = self._known((online | target)[first], batch)
 
-        if not outcome.loss.isfinite():
-            raise Diverged(f"the loss is {float(outcome.loss.detach())}")  # the weights are still those of before
+        if self.objective.bank == "before":  # so that u itself is a candidate
+            self.bank.enqueue(query)
+        labelled = None if support is None else self._known(online[SUPPORT], support)
+        outcome = self.objective(Step(query, self.bank.rows(), online, target, labelled))
+        self._descend(outcome.loss)
+        if self.objective.bank == "after":
+            self.bank.enqueue(query)
+        self.encoders.follow(target_momentum)
+        return query, outcome
 
+    def _pass(
+        self, encode: Callable[[Tensor], Encoded], passes: tuple[Together, ...], images: dict[int, Batch]
+    ) -> dict[int, Encoded]:
+        """What an encoder makes of each view, one pass for those that go together."""
+        encoded: dict[int, Encoded] = {}
+        for together in passes:
+            views = [self.views[view](images[view], view) for view in together]
+            whole = encode(views[0] if len(views) == 1 else torch.cat(views))
+            encoded |= zip(together, whole.split([len(view) for view in views]), strict=True)
+        return encoded
+
+    def _known(self, encoded: Encoded, batch: Batch) -> Rows:
+        """Rows of these images with what is known of them."""
+        embedding = encoded.embedding.detach()
+        rows = Rows(embedding, batch.index.to(embedding.device))
+        return self.knowledge(rows, lambda: self.encoders.embed(self.views[THIRD](batch, THIRD)).embedding)
+
+    def _descend(self, loss: Float[Tensor, ""]) -> None:
+        if not loss.isfinite():
+            raise Diverged(f"the loss is {float(loss.detach())}")  # the weights are still those of before
         self.optimiser.zero_grad(set_to_none=True)
-        self.scaler.scale(outcome.loss).backward()
+        self.scaler.scale(loss).backward()
         self.scaler.step(self.optimiser)
         self.scaler.update()
         if self.scaler.is_enabled() and self.scaler.get_scale() < 1:
             raise Diverged("the gradients are no numbers at any scale")
-        self.encoders.follow(target_momentum)
-        return query, outcome
-
-    def _predict(self, batch: Batch) -> Float[Tensor, "b d"]:
-        """v = h(g(T2 x)); with extra crops their mean, for the loss, linear in v, is then the mean over crops."""
-        prediction = self.encoders.predict(self.strong(batch, STRONG))
-        if self.extra is None:
-            return prediction
-        small = torch.cat([self.extra(batch, EXTRA + number) for number in range(self.extra_crops)])
-        # One pass for all crops of a size, as in SwAV.
-        others = self.encoders.predict(small).unflatten(0, (self.extra_crops, -1))
-        return torch.cat([prediction[None], others]).mean(0)

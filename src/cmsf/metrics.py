@@ -25,9 +25,10 @@ TIMING_FIELDS = ("images_per_second", "pseudo_cost")
 """Fields that differ between two runs which compute the same."""
 
 
-def step_line(epoch: int, outcome: Outcome, seen: Neighbourhood, query: Rows) -> dict[str, Any]:
+def step_line(epoch: int, outcome: Outcome, seen: Neighbourhood | None, query: Rows) -> dict[str, Any]:
     losses = {name: float(loss) for name, loss in _losses(outcome).items()}
-    return {"epoch": epoch, **losses, **_summary(seen), "spread": spread(query.embedding)}
+    looked = {} if seen is None else _summary(seen)
+    return {"epoch": epoch, **losses, **looked, "spread": spread(query.embedding)}
 
 
 @dataclass
@@ -49,24 +50,29 @@ class EpochTotals:
     def add_guesses(self, counts: Int[Tensor, " counts"]) -> None:
         self.guesses = counts if not len(self.guesses) else torch.as_tensor(self.guesses).to(counts) + counts
 
-    def add_seen(self, seen: Neighbourhood, query: Rows) -> None:
-        self.unconstrained += seen.unconstrained.tolist()
-        self.constrained += seen.constrained.tolist()
-        self.ranks += seen.rank.tolist()
+    def add_seen(self, seen: Neighbourhood | None, query: Rows) -> None:
         self.spreads.append(spread(query.embedding))
+        if seen is not None:
+            self.unconstrained += seen.unconstrained.tolist()
+            self.constrained += seen.constrained.tolist()
+            self.ranks += seen.rank.tolist()
 
     def line(self, epoch: int) -> dict[str, Any]:
         """Losses over all steps; purity, ranks and spread over the queries of the steps that were looked at."""
-        ranks = torch.tensor(self.ranks, dtype=torch.int64)
-        pooled = Neighbourhood(_doubles(self.unconstrained), _doubles(self.constrained), ranks)
         return {
             "epoch": epoch,
             **{name: math.fsum(map(float, values)) / len(values) for name, values in self.losses.items()},
-            **_summary(pooled),
-            "rank_histogram": histogram(ranks),
+            **self._neighbourhood(),
             "spread": math.fsum(self.spreads) / len(self.spreads),
             **(summarise_guesses(torch.as_tensor(self.guesses)) if len(self.guesses) else {}),
         }
+
+    def _neighbourhood(self) -> dict[str, Any]:
+        if not self.unconstrained:
+            return {}
+        ranks = torch.tensor(self.ranks, dtype=torch.int64)
+        pooled = Neighbourhood(_doubles(self.unconstrained), _doubles(self.constrained), ranks)
+        return {**_summary(pooled), "rank_histogram": histogram(ranks)}
 
     def plain(self) -> dict[str, Any]:
         losses = {name: [float(loss) for loss in kept] for name, kept in self.losses.items()}

@@ -70,6 +70,11 @@ class Own:
 
 def search(query: Rows, rows: Rows, candidates: Candidates, k: int | None, include_query: bool = True) -> Neighbours:
     """S_i: the k nearest of C_i to u_i, |S_i| = min(k, |C_i|); k = None takes all of C_i."""
+    if not len(rows):
+        nothing = torch.full((len(query), k or 0), UNKNOWN, device=query.index.device)
+        return Neighbours(
+            None if k is None else nothing, nothing.new_zeros(len(query)), torch.zeros_like(query.embedding)
+        )
     own = Own(rows.positions_of(query.index), include_query)
     if k is None:
         total, count = candidates.total(query, rows)

@@ -31,7 +31,12 @@ def setting(
 class Recipe:
     name: str = setting("cmsf-self", "the recipe this one came from")
 
-    # What is pulled where
+    # What is minimised
+    objective: Literal[
+        "mean-shift", "cross-entropy", "supcon", "prototypes", "info-nce", "nnclr",
+        "byol", "simsiam", "simclr", "isd", "paws", "fixmatch",
+    ] = setting("mean-shift", "the loss; the others are baselines, with the settings that suit them")  # fmt: skip
+    temperature: float = setting(0.1, "of the softmax in a contrastive objective", above=0)
     constraint: Literal["none", "label", "companion"] = setting(
         "none", "which rows are related: all of them, those of the same label, or those with the nearest companions"
     )
@@ -46,7 +51,17 @@ class Recipe:
     unconstrained_weight: float = setting(
         0.0, "weight of plain mean shift beside the constrained one, which has the rest", least=0, most=1
     )
-    bank_size: int | Auto = setting(AUTO, "rows of the memory bank; auto: sized to the data", least=1)
+    bank_size: int | Auto = setting(
+        AUTO, "rows of the memory bank; auto: sized to the data; 0: none, for an objective that keeps none", least=0
+    )
+    support_classes: int | Auto = setting(
+        0, "classes of the labelled images beside each batch; auto: all, up to 200; 0: whatever their class", least=0
+    )
+    support_images: int | Auto = setting(
+        AUTO, "labelled images of each of these classes, or of all together; auto: 640 and 64 in all, or fewer", least=0
+    )
+    sharpening: float = setting(0.25, "temperature that sharpens the targets of paws", above=0)
+    unlabelled_weight: float = setting(1.0, "weight of fixmatch's loss on pseudo-labels", least=0)
 
     # The network
     backbone: str = setting("resnet50", "small-residual, or any timm name")
@@ -62,6 +77,11 @@ class Recipe:
     projection_dim: int | Auto = setting(
         AUTO, "width of the embedding; auto: a quarter of the features", least=2, most=65_536
     )
+    projection_layers: int = setting(2, "linear layers of the projector", least=1, most=8)
+    projection_norm: bool = setting(False, "whether BatchNorm follows the projector's last layer")
+    prediction_hidden: int | Auto = setting(
+        AUTO, "hidden width of the predictor; auto: the projector's", least=1, most=65_536
+    )
     target_momentum: float = setting(0.99, "momentum of the target encoder", least=0, most=1)
     target_momentum_end: float = setting(0.99, "its value at the end, reached by a cosine", least=0, most=1)
 
@@ -74,6 +94,12 @@ class Recipe:
     )
     strong_crop: float | Auto = setting(
         AUTO, "smallest share of the image in a strong view; auto: 0.2, or 0.14 beside extra crops", above=0, most=1
+    )
+    first_view: Literal["weak", "strong"] = setting(
+        "weak", "what the target encoder sees, or the first of two views alike: cropped and mirrored, or distorted too"
+    )
+    second_view: Literal["weak", "strong", "rand-augment"] = setting(
+        "strong", "what the online encoder sees; rand-augment: the weak view after two random operations, and cutout"
     )
     flip: float = setting(0.5, "probability of mirroring", least=0, most=1)
     jitter: float = setting(0.8, "probability of colour jitter in a strong view", least=0, most=1)
@@ -123,10 +149,18 @@ class Recipe:
     batch_size: int | Auto = setting(
         AUTO, "images a step; auto: 256, or 128 below 20,000 images, or fewer for few", least=2
     )
-    lr: float = setting(0.05, "learning rate of SGD; falls to zero by a cosine", above=0)
+    optimiser: Literal["sgd", "lars"] = setting(
+        "sgd", "lars: each layer's step in proportion to its weights, for batches of thousands"
+    )
+    lr: float = setting(0.05, "learning rate", above=0)
+    lr_schedule: Literal["cosine", "step"] = setting(
+        "cosine", "how the learning rate falls: to zero by a cosine, or to a tenth after each third of the epochs"
+    )
     warmup_epochs: int = setting(0, "epochs over which the learning rate rises from zero", least=0)
     sgd_momentum: float = setting(0.9, "momentum of SGD", least=0, most=1)
-    weight_decay: float = setting(1e-4, "weight decay, on all parameters", least=0)
+    weight_decay: float = setting(
+        1e-4, "weight decay, on all parameters; with lars, not on biases and BatchNorm", least=0
+    )
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = setting(
         "fp32", "of the network; bf16 and fp16 are mixed, with bank, losses and search in fp32"
     )
@@ -140,8 +174,8 @@ class Recipe:
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
             _check(name, getattr(self, name), kind)
-        if not re.fullmatch(r"\w[\w.-]*", self.name):
-            raise BadInput(f"a recipe cannot be called {self.name!r}; use letters, digits, dots and dashes")
+        if not re.fullmatch(r"\w[\w.+-]*", self.name):
+            raise BadInput(f"a recipe cannot be called {self.name!r}; use letters, digits, dots, dashes and +")
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
         """This recipe with other values; an unknown name is refused with the nearest one."""
@@ -184,8 +218,11 @@ class Resolved(Recipe):
     """A recipe with a number for every `auto`: what a run trains, and what its recipe.yaml holds."""
 
     bank_size: int
+    support_classes: int
+    support_images: int
     projection_hidden: int
     projection_dim: int
+    prediction_hidden: int
     size: int
     batch_size: int
     weak_crop: float

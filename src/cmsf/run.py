@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cmsf.assembly import make_encoders, starts_from
+from cmsf.assembly import starting_backbone, starts_from
 from cmsf.data import Dataset, Request, Source, arrange, default_workers, load, open_source
 from cmsf.environment import describe_machine
 from cmsf.errors import BadInput, did_you_mean
@@ -135,7 +135,7 @@ class Run:
         start = starts_from(self.recipe)
         if start is not None:
             self.folder.check_same_start(start)
-        before = make_encoders(self.recipe, start).online.backbone.to(where)
+        before = starting_backbone(self.recipe, start).to(where)
         called = "untrained encoder" if start is None else "starting weights"
         results: dict[str, Result] = {}
         if metric == "knn":

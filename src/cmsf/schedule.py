@@ -18,11 +18,14 @@ class Schedule:
         return self.recipe.epochs * self.steps_per_epoch
 
     def lr(self, step: int) -> float:
-        """A straight rise over the warm-up, then a cosine to zero over the rest."""
+        """A straight rise over the warm-up; over the rest a cosine to zero, or a tenth of it after each third."""
         warmup = self.recipe.warmup_epochs * self.steps_per_epoch
         if step < warmup:
             return self.recipe.lr * (step + 1) / warmup
-        return self.recipe.lr * _cosine((step - warmup) / (self.total - warmup))
+        done, rest = step - warmup, self.total - warmup
+        return self.recipe.lr * (
+            _cosine(done / rest) if self.recipe.lr_schedule == "cosine" else 0.1 ** (3 * done // rest)
+        )
 
     def target_momentum(self, step: int) -> float:
         """A cosine from its first to its last value."""

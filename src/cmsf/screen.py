@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -56,9 +57,11 @@ class Screen:
 
     def epoch(self, line: Mapping[str, Any]) -> None:
         words = [f"epoch {line['epoch'] + 1:3d}", f"loss {line['loss']:.3f}"]
-        if line["purity_constrained"] == line["purity_constrained"]:  # not NaN: some class is known
-            words.append(f"purity {line['purity_unconstrained']:.2f} in M, {line['purity_constrained']:.2f} in C")
-        words.append(f"median rank {line['rank_median']:.0f}")
+        purity = line.get("purity_constrained", math.nan)
+        if not math.isnan(purity):  # it has a bank, and some class is known
+            words.append(f"purity {line['purity_unconstrained']:.2f} in M, {purity:.2f} in C")
+        if "rank_median" in line:
+            words.append(f"median rank {line['rank_median']:.0f}")
         if "pseudo_share" in line:
             words.append(_pseudo_labels(line))
         words += [f"{name} {line[name]:.2f} %" for name in ("1-nn", "20-nn") if name in line]

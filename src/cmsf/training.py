@@ -6,6 +6,8 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import repeat
 from types import FrameType
 from typing import Any
 
@@ -17,13 +19,14 @@ from cmsf import checkpoint
 from cmsf.analysis.gallery import draw_neighbours
 from cmsf.analysis.neighbourhood import Neighbourhood, inspect
 from cmsf.analysis.pseudo_labels import count_guesses
-from cmsf.data import Dataset, feed
+from cmsf.data import Dataset, Support, feed
 from cmsf.errors import BadInput
 from cmsf.evaluation import Extractor, can_judge, evaluate_knn
 from cmsf.evaluation.features import clean_views, in_eval_mode
 from cmsf.learner import Diverged, Learner
 from cmsf.metrics import EpochTotals, MetricsLog, step_line
-from cmsf.objectives import Outcome
+from cmsf.neighbours import search
+from cmsf.objectives import SUPPORT, Outcome
 from cmsf.recipe import Resolved
 from cmsf.rows import Rows
 from cmsf.run_folder import RunFolder
@@ -84,8 +87,8 @@ class Training:
         done, position = divmod(self.step, self.steps_per_epoch)
         if position == 0 and self.totals.losses:  # it was stopped by what it met at the end of an epoch
             self._end_epoch(done)
-        for batch in self._batches():
-            self._learn(batch)
+        for batch, support in self._batches():
+            self._learn(batch, support)
             done, position = divmod(self.step, self.steps_per_epoch)
             due = False
             if position == 0:
@@ -120,10 +123,21 @@ class Training:
     def backbone(self) -> nn.Module:
         return self.learner.encoders.online.backbone
 
-    def _batches(self) -> Iterator[Batch]:
-        """What is left to learn from."""
-        train, seed = self.data.train, self.recipe.seed
-        return feed(train, self._plan(), self.learner.crops, seed=seed, device=self.device, workers=self.workers)
+    def _batches(self) -> Iterator[tuple[Batch, Batch | None]]:
+        """What is left to learn from: the images of every step, and labelled ones beside them where it wants some."""
+        crops = self.learner.crops
+        support = crops.pop(SUPPORT, None)
+        read = partial(feed, self.data.train, seed=self.recipe.seed, device=self.device, workers=self.workers)
+        batches = read(self._plan(), crops)
+        if support is None:
+            return zip(batches, repeat(None), strict=False)
+        return zip(batches, read(self._support_plan(), {SUPPORT: support}), strict=True)
+
+    def _support_plan(self) -> Iterator[tuple[int, Int[Tensor, " s"]]]:
+        """The labelled images of every step from here on; the step stands for the epoch, so no view comes twice."""
+        recipe = self.recipe
+        support = Support(self.data.train.label, recipe.support_classes, recipe.support_images, recipe.seed)
+        return ((step, support(step)) for step in range(self.step, self.schedule.total))
 
     def _plan(self) -> Iterator[tuple[int, Int[Tensor, " b"]]]:
         """The epoch and the images of every step from here on."""
@@ -134,7 +148,7 @@ class Training:
                 epoch, order = now, self.data.train.order(self.recipe.seed, now)
             yield epoch, order[position * size : (position + 1) * size]
 
-    def _learn(self, batch: Batch) -> None:
+    def _learn(self, batch: Batch, support: Batch | None) -> None:
         """One step, and its line in the log where one is due."""
         epoch, position = divmod(self.step, self.steps_per_epoch)
         # Before the step that needs it, and not after the one that is done: so a resumed run does it too.
@@ -143,9 +157,9 @@ class Training:
         lr, momentum = self.schedule.lr(self.step), self.schedule.target_momentum(self.step)
         for group in self.learner.optimiser.param_groups:
             group["lr"] = lr
-        query, outcome = self.learner.step(batch, momentum)
+        query, outcome = self.learner.step(batch, momentum, support)
         self.totals.add(outcome)
-        guess = self.learner.knowledge.guess
+        guess = outcome.guess or self.learner.knowledge.guess
         if guess is not None:
             self.totals.add_guesses(count_guesses(guess, self.true_label))
         self.step += 1
@@ -158,19 +172,23 @@ class Training:
             self.screen.step(self.step, line)
             self.since_log = _Pace(self.step)
 
-    def _look(self, query: Rows, outcome: Outcome) -> Neighbourhood:
-        """Purity and ranks of the neighbours that the objective's last term has chosen."""
-        term = self.learner.objective.terms[-1]
-        neighbours = outcome.neighbours[term.name]
-        rows = self.learner.bank.rows()
-        return inspect(query, rows, term.constraint, neighbours, self.truth, term.include_query)
+    def _look(self, query: Rows, outcome: Outcome) -> Neighbourhood | None:
+        """Purity and ranks of the neighbours that the objective chooses, or would; None where it has none."""
+        watched, rows, neighbours = self.learner.objective.watched, self.learner.bank.rows(), outcome.neighbours
+        if watched is None:
+            return None
+        if neighbours is None:
+            candidates = watched.constraint(query, rows)
+            neighbours = search(query, rows, candidates, watched.k, watched.include_query)
+        return inspect(query, rows, watched.constraint, neighbours, self.truth, watched.include_query)
 
     def _embed_clean(self, index: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
         """The target's embeddings of clean views, by the statistics it has gathered and without adding to them."""
         encoders, images = self.learner.encoders, self.data.train.part(index.cpu())
+        assert encoders.target is not None
         with in_eval_mode(encoders.target):
             views = clean_views(images, self.recipe.size, self.device, self.workers)
-            return torch.cat([encoders.embed(some) for some in views])
+            return torch.cat([encoders.embed(some).embedding for some in views])
 
     def _end_epoch(self, done: int) -> None:
         line = self.totals.line(done - 1)

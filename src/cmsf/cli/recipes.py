@@ -6,35 +6,39 @@ import argparse
 from typing import Any
 
 from cmsf.cli.parser import Parser
-from cmsf.recipes import METHODS, NAMES, SCALES, explain, named
+from cmsf.recipes import BASELINES, OURS, SCALES, VARIANTS, explain, lacks_scale, named
 
 
 def add_parser(commands: Any) -> Parser:
     parser: Parser = commands.add_parser(
         "recipes", help="the recipes, or one in full", description="The recipes, or one of them in full."
     )
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a METHOD or METHOD-SCALE")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a METHOD, METHOD-SCALE or METHOD+VARIANT-SCALE")
     parser.set_defaults(command=_recipes)
     return parser
 
 
 def _recipes(chosen: argparse.Namespace) -> int:
     if chosen.name is None:
-        width = max(map(len, METHODS))
-        for method in METHODS:
-            print(f"{method:{width}}  {explain(method).splitlines()[0]}")
-        print("\nScales, as METHOD-SCALE; a bare METHOD picks small or standard by the size of the images:")
-        for scale, make in SCALES.items():
-            print(f"{scale:{width}}  {(make.__doc__ or '').splitlines()[0]}")
+        firsts = {method: explain(method).splitlines()[0] for method in (*OURS, *BASELINES)}
+        _print("Constrained mean shift and its special cases:", {method: firsts[method] for method in OURS})
+        _print("\nBaselines, in the same loop:", {method: firsts[method] for method in BASELINES})
+        scales = {scale: (make.__doc__ or "").splitlines()[0] for scale, make in SCALES.items()}
+        _print("\nScales, as METHOD-SCALE; a bare METHOD picks small or standard by the size of the images:", scales)
+        variants = {variant: about for variant, (about, _) in VARIANTS.items()}
+        _print("\nVariants, as METHOD+VARIANT or METHOD+VARIANT-SCALE, one or several:", variants)
         return 0
-    if chosen.name in METHODS:
+    if lacks_scale(chosen.name):
         print(explain(chosen.name))
-        print(
-            "\nIn full: "
-            + ", ".join(f"cmsf recipes {name}" for name in NAMES if name.rpartition("-")[0] == chosen.name)
-        )
+        print("\nIn full: " + ", ".join(f"cmsf recipes {chosen.name}-{scale}" for scale in SCALES))
         return 0
     recipe = named(chosen.name)
     print("\n".join(f"# {line}".rstrip() for line in explain(chosen.name).splitlines()))
     print(recipe.to_yaml(), end="")
     return 0
+
+
+def _print(title: str, lines: dict[str, str]) -> None:
+    print(title)
+    for name, about in lines.items():
+        print(f"  {name:16} {about}")

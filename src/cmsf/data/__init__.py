@@ -6,6 +6,7 @@ from cmsf.data.images import Images, Unreadable
 from cmsf.data.loading import arrange, load
 from cmsf.data.source import Source
 from cmsf.data.sources import SAMPLE, Request, open_source
+from cmsf.data.support import Support
 
 __all__ = [
     "SAMPLE",
@@ -14,6 +15,7 @@ __all__ = [
     "Request",
     "Source",
     "Split",
+    "Support",
     "Unreadable",
     "arrange",
     "available_cores",

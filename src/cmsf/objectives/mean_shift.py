@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cmsf.bank import MemoryBank
-from cmsf.constraints import Constraint, Unconstrained
+from cmsf.constraints import Constraint, SameLabel, Unconstrained
 from cmsf.neighbours import Candidates, Neighbours, search
+from cmsf.objectives.objective import EXTRA, FIRST, SECOND, Objective, Outcome, Step, Together, Watched
 from cmsf.rows import UNKNOWN, Rows
 
 
@@ -84,26 +86,41 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What an objective says of a batch: the loss, its parts before weighting, and the neighbours of each part."""
+class MeanShift(Objective):
+    """A weighted sum of constrained mean shifts; CMSF self is ½ without and ½ with the constraint.
 
-    loss: Float[Tensor, ""]
-    parts: dict[str, Float[Tensor, ""]]
-    neighbours: dict[str, Neighbours]
-
-
-@dataclass(frozen=True)
-class MeanShift:
-    """A weighted sum of constrained mean shifts; CMSF self is ½ without and ½ with the constraint."""
+    u enters the bank before the search, so k = 1 finds u itself: BYOL. With multi-crop, v is the mean over the crops'
+    predictions, for the loss, linear in v, is then the mean over crops.
+    """
 
     terms: tuple[Term, ...]
+    extra_crops: int = 0
 
-    def __call__(self, prediction: Float[Tensor, "b d"], query: Rows, bank: MemoryBank) -> Outcome:
-        rows = bank.rows()
-        parts, neighbours = {}, {}
+    target = ((FIRST,),)
+    heads = frozenset({"projector", "predictor"})
+    bank: ClassVar[Literal["before"]] = "before"
+
+    @property
+    def online(self) -> tuple[Together, ...]:  # type: ignore[override]
+        small = tuple(range(EXTRA, EXTRA + self.extra_crops))
+        return ((SECOND,), small) if small else ((SECOND,),)
+
+    @property
+    def learns_from_labels(self) -> bool:  # type: ignore[override]
+        return any(isinstance(term.constraint, SameLabel) for term in self.terms)
+
+    @property
+    def watched(self) -> Watched:  # type: ignore[override]
+        """The neighbours of the last term, which is the constrained one where there are two."""
+        last = self.terms[-1]
+        return Watched(last.constraint, last.k, last.include_query)
+
+    def __call__(self, step: Step) -> Outcome:
+        prediction = torch.stack([crop.prediction for crop in step.online.values()]).mean(0)
+        parts, neighbours = {}, None
         for term in self.terms:
-            parts[term.name], neighbours[term.name] = constrained_mean_shift(
-                prediction, query, rows, term.constraint, term.k, term.include_query
+            parts[term.name], neighbours = constrained_mean_shift(
+                prediction, step.query, step.bank, term.constraint, term.k, term.include_query
             )
         loss = torch.stack([term.weight * parts[term.name] for term in self.terms]).sum()
         return Outcome(loss, parts, neighbours)

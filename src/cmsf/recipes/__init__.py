@@ -1,55 +1,113 @@
-"""Recipes by name: METHOD-SCALE, METHOD alone, or a saved file."""
+"""Recipes by name: METHOD, METHOD+VARIANT, either with -SCALE, or a saved file."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from inspect import cleandoc
 from pathlib import Path
 
 from cmsf.errors import BadInput, did_you_mean
 from cmsf.recipe import Recipe
-from cmsf.recipes.methods import METHODS
+from cmsf.recipes.baselines import AT_PAPER_SCALE, BASELINES
+from cmsf.recipes.methods import OURS
 from cmsf.recipes.scales import SCALES
+from cmsf.recipes.variants import VARIANTS
 
+METHODS = OURS | BASELINES
 NAMES = tuple(f"{method}-{scale}" for method in METHODS for scale in SCALES)
+_PAPER = "imagenet"
+
+
+@dataclass(frozen=True)
+class Named:
+    """A name taken apart: METHOD+VARIANT+VARIANT-SCALE."""
+
+    method: str
+    variants: tuple[str, ...]
+    scale: str | None
+
+    @classmethod
+    def parse(cls, name: str) -> Named:
+        rest, scale = name, None
+        for each in SCALES:
+            if name.endswith(f"-{each}"):
+                rest, scale = name.removesuffix(f"-{each}"), each
+        method, *variants = rest.split("+")
+        return cls(method, tuple(variants), scale)
+
+    def check(self, name: str) -> None:
+        if self.method not in METHODS:
+            hint = did_you_mean(name, [*METHODS, *NAMES], "cmsf recipes lists them all")
+            if Path(name).exists():
+                hint = f"to learn from what is there: cmsf train cmsf-self --data {name}"
+            raise BadInput(f"no recipe is called {name!r}; {hint}")
+        for variant in self.variants:
+            if variant not in VARIANTS:
+                hint = did_you_mean(variant, VARIANTS, "cmsf recipes lists them all")
+                raise BadInput(f"no variant of a recipe is called {variant!r}; {hint}")
+
+    def recipe(self, scale: str) -> Recipe:
+        made = METHODS[self.method](SCALES[scale]())
+        if scale == _PAPER:
+            made = made.changed(AT_PAPER_SCALE.get(self.method, {}))
+        for variant in self.variants:
+            made = made.changed(VARIANTS[variant][1])
+        return made.changed({"name": f"{'+'.join((self.method, *self.variants))}-{scale}"})
 
 
 def check_name(name: str) -> None:
     """Refuse what `find` will not find, without looking at any image."""
-    if _is_file(name):
-        if not Path(name).is_file():
-            raise BadInput(f"there is no recipe file {name}")
-    elif name not in METHODS and name not in NAMES:
-        hint = did_you_mean(name, [*METHODS, *NAMES], "cmsf recipes lists them all")
-        if Path(name).exists():
-            hint = f"to learn from what is there: cmsf train cmsf-self --data {name}"
-        raise BadInput(f"no recipe is called {name!r}; {hint}")
+    if not _is_file(name):
+        Named.parse(name).check(name)
+    elif not Path(name).is_file():
+        raise BadInput(f"there is no recipe file {name}")
+
+
+def lacks_scale(name: str) -> bool:
+    """Whether it is left to the images which scale it is."""
+    return not _is_file(name) and Named.parse(name).scale is None
 
 
 def find(name: str, small_images: bool) -> Recipe:
-    """The recipe of a METHOD-SCALE, a bare METHOD (whose scale the images decide), or a YAML file."""
+    """The recipe of a name, whose scale the images decide where it has none, or of a YAML file."""
     check_name(name)
     if _is_file(name):
         return Recipe.read(Path(name))
-    return named(f"{name}-{'small' if small_images else 'standard'}" if name in METHODS else name)
+    parts = Named.parse(name)
+    return parts.recipe(parts.scale or ("small" if small_images else "standard"))
 
 
 def named(name: str) -> Recipe:
-    """The recipe of a METHOD-SCALE."""
+    """The recipe of a name with its scale."""
     check_name(name)
-    method, _, scale = name.rpartition("-")
-    return replace(METHODS[method](SCALES[scale]()), name=name)
+    parts = Named.parse(name)
+    if parts.scale is None:
+        raise BadInput(f"{name} has no scale; use {name}-{', '.join(f'-{scale}' for scale in SCALES)}")
+    return parts.recipe(parts.scale)
 
 
 def explain(name: str) -> str:
-    """What a method does and where the paper has it."""
+    """What a method does and where the paper has it, and what its variants change."""
     check_name(name)
-    method = name if name in METHODS else name.rpartition("-")[0]
-    return cleandoc(METHODS[method].__doc__ or "")
+    parts = Named.parse(name)
+    about = cleandoc(METHODS[parts.method].__doc__ or "")
+    return "\n".join([about, *(f"+{variant}: {VARIANTS[variant][0]}." for variant in parts.variants)])
 
 
 def _is_file(name: str) -> bool:
     return name.endswith((".yaml", ".yml"))
 
 
-__all__ = ["METHODS", "NAMES", "SCALES", "check_name", "explain", "find", "named"]
+__all__ = [
+    "BASELINES",
+    "METHODS",
+    "NAMES",
+    "OURS",
+    "SCALES",
+    "VARIANTS",
+    "check_name",
+    "explain",
+    "find",
+    "lacks_scale",
+    "named",
+]

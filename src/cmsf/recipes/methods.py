@@ -1,4 +1,4 @@
-"""The named methods, each at any scale; one derives from another."""
+"""The paper's own methods, each at any scale; one derives from another."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def cmsf_semi_basic(scale: Recipe) -> Recipe:
     return cmsf_sup(scale)
 
 
-METHODS = {
+OURS = {
     "byol": byol,
     "msf": msf,
     "cmsf-self": cmsf_self,

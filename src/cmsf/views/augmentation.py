@@ -43,14 +43,15 @@ class Augmentation:
         return torch.cat([self._view(part, view) for part in batch.split(few)])
 
     def _view(self, batch: Batch, view: int) -> Float[Tensor, "b 3 s s"]:
-        images = batch.crop(self.crop, view)
         draw = Draws(batch.seed, batch.epoch, batch.index, view, self.crop.turns)
+        return colours.normalise(self._distorted(batch.crop(self.crop, view), draw))
+
+    def _distorted(self, images: Tensor, draw: Draws) -> Tensor:
         images = self._jittered(images, draw)
         grey = (draw(1)[:, 0] < self.greyscale).to(images.device)
         images = torch.where(grey[:, None, None, None], colours.luminance(images), images)
         images = self._blurred(images, draw)
-        images = self._solarised(images, draw)
-        return colours.normalise(images)
+        return self._solarised(images, draw)
 
     def _jittered(self, images: Tensor, draw: Draws) -> Tensor:
         """Brightness, contrast, saturation and hue in an order of each image's own."""

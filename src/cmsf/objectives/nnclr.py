@@ -1,0 +1,46 @@
+"""NNCLR: the positive is a neighbour, the negatives are the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from cmsf.neighbours import EveryRow, search
+from cmsf.objectives.objective import FIRST, SECOND, Objective, Outcome, Step, Watched, mean_over
+from cmsf.rows import Rows
+
+
+@dataclass(frozen=True)
+class NNCLR(Objective):
+    """SimCLR whose positive is the nearest embedding in a bank (Dwibedi et al. 2021, eq. 3 and Algorithm 1):
+
+        L_i = −log exp(NN(z_i)·p_i⁺/τ) / Σ_k exp(NN(z_i)·p_k⁺/τ)
+
+    with p⁺ the predictions of the other views, as the mean of both directions. There is no target encoder. The first
+    view's z enters the bank after the loss, so it is no neighbour of itself; nor is the image's older row, which a bank
+    as long as the data would still hold. An image that finds no neighbour, as in the first step, is left out.
+    """
+
+    temperature: float
+
+    online = ((FIRST, SECOND),)
+    heads = frozenset({"projector", "predictor"})
+    bank: ClassVar[Literal["after"]] = "after"
+    watched = Watched(k=1)
+
+    def __call__(self, step: Step) -> Outcome:
+        first, second = step.online[FIRST], step.online[SECOND]
+        directions = ((first.embedding, second.prediction), (second.embedding, first.prediction))
+        loss = torch.stack([self._contrast(step, z, prediction) for z, prediction in directions]).mean()
+        return Outcome(loss)
+
+    def _contrast(self, step: Step, z: Float[Tensor, "b d"], prediction: Float[Tensor, "b d"]) -> Float[Tensor, ""]:
+        neighbour = search(Rows(z.detach(), step.query.index), step.bank, EveryRow(), k=1, include_query=False)
+        scores = neighbour.mean @ prediction.T / self.temperature
+        itself = torch.arange(len(z), device=z.device)
+        return mean_over(cross_entropy(scores, itself, reduction="none"), neighbour.count > 0)
