@@ -10,23 +10,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from cells import compute_all
 
 import cmsf
 from cmsf.data import arrange, open_source
 from cmsf.data.labels import Labels
 from cmsf.data.lists import write_rows
-from cmsf.environment import describe_machine
 from cmsf.evaluation.finetune import Course
-from cmsf.files import write_text
 from cmsf.recipe import Recipe
 
 SEEDS, SHARES, EPOCHS = (1, 2, 3), (0.1, 0.01), 8
@@ -105,11 +101,9 @@ def cells() -> Iterator[Cell]:
 
 def compute(cell: Cell, runs: Path) -> dict[str, Any]:
     """What there is to say of a cell."""
-    start = time.monotonic()
     labels = label_list(cell, runs)
     found = pretrain(cell, runs / cell.run, labels) if cell.way is None else tune(cell, runs, labels)
-    about = {"cell": asdict(cell), "recipe": cell.pretraining.recipe, "epochs": EPOCHS, **describe_machine("cpu")}
-    return about | found | {"minutes": round((time.monotonic() - start) / 60, 2)}
+    return {"cell": asdict(cell), "recipe": cell.pretraining.recipe, "epochs": EPOCHS} | found
 
 
 def pretrain(cell: Cell, folder: Path, labels: Path) -> dict[str, Any]:
@@ -156,42 +150,19 @@ def label_list(cell: Cell, runs: Path) -> Path:
     return file
 
 
-@contextmanager
-def claimed(file: Path) -> Iterator[bool]:
-    """Whether this process may compute a cell: nobody alive has claimed it."""
-    try:
-        with file.open("x") as stream:
-            stream.write(str(os.getpid()))
-    except FileExistsError:
-        owner = file.read_text().strip()
-        if not owner or Path(f"/proc/{owner}").exists():
-            yield False
-            return
-        file.write_text(str(os.getpid()))
-    try:
-        yield True
-    finally:
-        file.unlink()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--runs", type=Path, default=Path("runs/semi"))
-    parser.add_argument("--pretraining-alone", action="store_true")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    for folder in (chosen.out, chosen.runs):
-        folder.mkdir(parents=True, exist_ok=True)
-    for cell in cells():
-        file = chosen.out / f"{cell.name}.json"
-        ready = cell.way is None or (chosen.out / f"{cell.run}.json").exists()
-        if file.exists() or not ready or (chosen.pretraining_alone and cell.way is not None):
-            continue
-        with claimed(chosen.runs / f"{cell.name}.claim") as mine:
-            if mine and not file.exists():
-                write_text(file, json.dumps(compute(cell, chosen.runs), indent=1) + "\n")
-                print(file.name, flush=True)
+    compute_all(
+        cells(),
+        chosen.out,
+        chosen.runs,
+        lambda cell: compute(cell, chosen.runs),
+        lambda cell: cell.way is None or (chosen.out / f"{cell.run}.json").exists(),
+    )
 
 
 if __name__ == "__main__":

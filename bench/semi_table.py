@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from cells import mean_and_range
 from semi import ABLATIONS, BASIC, EPOCHS, MSF, SEEDS, SEMI, Cell, Pretraining
 
 Look = Callable[[dict[str, Any]], float | None]
@@ -60,12 +61,7 @@ def main() -> None:
 def look(folder: Path, about: Pretraining, share: float, way: str | None, at: Look) -> str:
     """Mean and range over the seeds that are there."""
     files = [folder / f"{Cell(about, share, seed, way).name}.json" for seed in SEEDS]
-    found = [at(json.loads(file.read_text())) for file in files if file.exists()]
-    values = [value for value in found if value is not None]
-    if not values:
-        return "–"
-    missing = "" if len(values) == len(SEEDS) else f" [{len(values)} of {len(SEEDS)}]"
-    return f"{sum(values) / len(values):.2f} ({min(values):.2f} to {max(values):.2f}){missing}"
+    return mean_and_range((at(json.loads(file.read_text())) for file in files if file.exists()), len(SEEDS))
 
 
 def near(cell: dict[str, Any]) -> float:

@@ -1,0 +1,73 @@
+"""Experiments as cells: one JSON file each, written when it is done, so that they may be stopped, and shared."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from cmsf.environment import describe_machine
+from cmsf.files import write_text
+
+
+class Cell(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+C = TypeVar("C", bound=Cell)
+
+
+def compute_all(
+    cells: Iterable[C], out: Path, runs: Path, compute: Callable[[C], dict[str, Any]], ready: Callable[[C], bool]
+) -> None:
+    """Every cell that is not there yet, nobody else computes, and is ready: what it needs is there."""
+    for folder in (out, runs):
+        folder.mkdir(parents=True, exist_ok=True)
+    for cell in cells:
+        file = out / f"{cell.name}.json"
+        if file.exists() or not ready(cell):
+            continue
+        with claimed(runs / f"{cell.name}.claim") as mine:
+            if mine and not file.exists():
+                start = time.monotonic()
+                found = compute(cell) | describe_machine("cpu")
+                found |= {"minutes": round((time.monotonic() - start) / 60, 2)}
+                write_text(file, json.dumps(found, indent=1) + "\n")
+                print(file.name, flush=True)
+
+
+@contextmanager
+def claimed(file: Path) -> Iterator[bool]:
+    """Whether this process may compute a cell: nobody alive has claimed it."""
+    try:
+        with file.open("x") as stream:
+            stream.write(str(os.getpid()))
+    except FileExistsError:
+        owner = file.read_text().strip()
+        if not owner or Path(f"/proc/{owner}").exists():
+            yield False
+            return
+        file.write_text(str(os.getpid()))
+    try:
+        yield True
+    finally:
+        file.unlink()
+
+
+def read(folder: Path, name: str) -> dict[str, Any] | None:
+    file = folder / f"{name}.json"
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def mean_and_range(values: Iterable[float | None], wanted: int) -> str:
+    """Of what is there; how many that is, where some are missing."""
+    found = [value for value in values if value is not None]
+    if not found:
+        return "–"
+    missing = "" if len(found) == wanted else f" [{len(found)} of {wanted}]"
+    return f"{sum(found) / len(found):.2f} ({min(found):.2f} to {max(found):.2f}){missing}"

@@ -1,0 +1,55 @@
+"""The images of the experiments with baselines: parts of CIFAR-10 and of Tiny-ImageNet, as .npz files.
+
+Settings are chosen on images, and a test part, that no reported figure has seen.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from cmsf.data import open_source
+from cmsf.files import atomically
+
+IMAGES = 10_000
+_TINY_CLASS = 50
+
+
+def cifar(data: Path, into: Path, choosing: bool) -> Path:
+    """The first 10,000 training images and the test images; to choose by, the next 10,000 and 5,000 after those."""
+    file = into / ("cifar10-choosing.npz" if choosing else "cifar10-10000.npz")
+    if not file.exists():
+        whole = np.load(data / "cifar10.npz")
+        x, y = whole["x_train"], whole["y_train"]
+        test = (x[2 * IMAGES : 2 * IMAGES + 5000], y[2 * IMAGES : 2 * IMAGES + 5000])
+        first = IMAGES if choosing else 0
+        x_test, y_test = test if choosing else (whole["x_test"], whole["y_test"])
+        train = slice(first, first + IMAGES)
+        _save(file, x_train=x[train], y_train=y[train], x_test=x_test, y_test=y_test, classes=whole["classes"])
+    return file
+
+
+def tiny(data: Path, into: Path) -> Path:
+    """Fifty training images of each of the 200 classes, and all validation images to test on, at 64 px."""
+    file = into / "tiny-imagenet-10000.npz"
+    if not file.exists():
+        source = open_source(str(data / "tiny-imagenet-64"))
+        arrays, number = {}, {name: i for i, name in enumerate(source.classes)}
+        for part, split, most in (("train", source.train, _TINY_CLASS), ("test", source.parts["val"], None)):
+            pictures, label, seen = [], [], dict.fromkeys(source.classes, 0)
+            for i, name in enumerate(split.names):
+                assert name is not None
+                if most is None or seen[name] < most:
+                    seen[name] += 1
+                    pictures.append(split.images.decode(i, 64).expand(3, -1, -1).permute(1, 2, 0).numpy())
+                    label.append(number[name])
+            arrays |= {f"x_{part}": np.stack(pictures), f"y_{part}": np.array(label)}
+        _save(file, **arrays, classes=np.array(source.classes))
+    return file
+
+
+def _save(file: Path, **arrays: np.ndarray) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with atomically(file) as temporary, temporary.open("wb") as stream:
+        np.savez(stream, **arrays)  # type: ignore[arg-type]
