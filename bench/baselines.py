@@ -4,9 +4,9 @@
 
 Two comparisons: with labels that are clean, noisy or coarse, and without labels. DATA is where the prepared data sets
 are (cifar10.npz, tiny-imagenet-64, flowers102-64, caltech101-64). Every method gets the same three learning rates to
-choose from, on images and a seed that are not reported. Every cell is one JSON file, written when it is done; a cell that
-is there is not computed again, so the script may be stopped at any time, and several processes may share the work. Each
-computes with one thread.
+choose from, on images and a seed that are not reported. Every cell is one JSON file, written when it is done; a cell
+that is there is not computed again, so the script may be stopped at any time, and several processes may share the work.
+Each computes with one thread.
 """
 
 from __future__ import annotations

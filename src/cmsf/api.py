@@ -19,7 +19,8 @@ from cmsf.environment import INIT_SHA256, describe_environment
 from cmsf.errors import BadInput, did_you_mean
 from cmsf.evaluation import Extractor
 from cmsf.evaluation.finetune import TUNES, Course, Tune
-from cmsf.finetuning import HeldOut, How, starting_network, to_learn_from
+from cmsf.evaluation.judged import HeldOut
+from cmsf.finetuning import How, starting_network, to_learn_from
 from cmsf.finetuning import tune as tune_network
 from cmsf.finetuning import write as write_classifier
 from cmsf.progress import terminal_taken

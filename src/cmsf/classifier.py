@@ -21,7 +21,7 @@ from cmsf.screen import Screen
 
 
 class Classifier(Run):
-    """What cmsf finetune wrote; all that works with a run works with it too."""
+    """What cmsf finetune wrote, or a run with a classifier trained along; what works with a run works with it too."""
 
     folder: ClassifierFolder
 

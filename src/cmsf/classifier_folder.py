@@ -20,6 +20,9 @@ from cmsf.files import write_text
 from cmsf.run_folder import RunFolder
 from cmsf.weights import fill, save
 
+ALONG = "along"
+"""How a classifier was made that was trained along with the features: one linear layer."""
+
 
 @dataclass(frozen=True)
 class ClassifierFolder(RunFolder):
@@ -49,14 +52,14 @@ class ClassifierFolder(RunFolder):
         self.recipe()  # says so where there is no run at all
         if not self.classifier_file.exists():
             raise BadInput(f"{self.path} is no classifier; make one: cmsf finetune {self.path}")
-        damaged = BadInput(f"{self.classifier_file} is not what cmsf finetune wrote")
+        damaged = BadInput(f"{self.classifier_file} is not what cmsf wrote")
         try:
             about = json.loads(self.classifier_file.read_text(encoding="utf-8"))
             classes, width, tune = about["classes"], about["features"], about["tune"]
         except (OSError, ValueError, KeyError, TypeError):
             raise damaged from None
         named = isinstance(classes, list) and len(classes) > 1 and all(isinstance(name, str) for name in classes)
-        if not named or type(width) is not int or not 0 < width < 2**20 or tune not in TUNES:
+        if not named or type(width) is not int or not 0 < width < 2**20 or tune not in (*TUNES, ALONG):
             raise damaged
         return dict(about)
 
@@ -69,7 +72,8 @@ class ClassifierFolder(RunFolder):
     def load_network(self, device: torch.device | str = "cpu") -> nn.Sequential:
         """Images in, a score a class out; in eval mode."""
         about = self.about()
-        head = new_head(about["features"], len(about["classes"]), tune=about["tune"])
+        width, classes = about["features"], len(about["classes"])
+        head = nn.Linear(width, classes) if about["tune"] == ALONG else new_head(width, classes, tune=about["tune"])
         try:
             state = safetensors.torch.load_file(self.head_file)
         except (OSError, SafetensorError) as error:

@@ -55,7 +55,7 @@ class Encoders(nn.Module):
         dim: int,
         projector: nn.Module | None = None,
         predictor: nn.Module | None = None,
-        classifier: nn.Module | None = None,
+        classifier: nn.Linear | None = None,
         target: bool = True,
         precision: Precision = Precision(),
     ) -> None:

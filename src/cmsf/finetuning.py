@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from cmsf.analysis.confusion import draw_confusion
@@ -18,7 +18,7 @@ from cmsf.analysis.reliability import draw_reliability
 from cmsf.assembly import starting_backbone, starts_from
 from cmsf.backbones import feature_width
 from cmsf.classifier_folder import ClassifierFolder
-from cmsf.data import Dataset, Request, Split
+from cmsf.data import Dataset, Request
 from cmsf.environment import INIT_SHA256, describe_environment, describe_machine
 from cmsf.errors import BadInput
 from cmsf.evaluation.calibration import calibration, confusion
@@ -33,7 +33,8 @@ from cmsf.evaluation.finetune import (
     fine_tune_in_rounds,
     new_classifier,
 )
-from cmsf.evaluation.measures import Judged, Result
+from cmsf.evaluation.judged import HeldOut
+from cmsf.evaluation.measures import Result
 from cmsf.evaluation.predicting import score_all
 from cmsf.recipe import Resolved
 from cmsf.resolving import check_every_class_labelled
@@ -62,25 +63,6 @@ class Tuned:
     width: int
     rounds: list[dict[str, Any]]
     scores: Float[Tensor, "n c"] | None
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """Images to judge by, and their true classes by the numbers of the labels."""
-
-    split: Split
-    truth: Int[Tensor, " n"]
-
-    @classmethod
-    def of(cls, data: Dataset) -> HeldOut | None:
-        if data.test is None:
-            return None
-        truth = data.as_label(data.test.truth)
-        known = (truth != UNKNOWN).nonzero()[:, 0]
-        return cls(data.test.part(known), truth[known]) if len(known) else None
-
-    def right(self, scores: Float[Tensor, "n c"]) -> Judged:
-        return Judged(scores.argmax(1) == self.truth, self.truth)
 
 
 def to_learn_from(data: Dataset) -> Dataset:

@@ -64,7 +64,7 @@ class Screen:
             words.append(f"median rank {line['rank_median']:.0f}")
         if "pseudo_share" in line:
             words.append(_pseudo_labels(line))
-        words += [f"{name} {line[name]:.2f} %" for name in ("1-nn", "20-nn") if name in line]
+        words += [f"{name} {line[name]:.2f} %" for name in ("1-nn", "20-nn", "classifier") if name in line]
         self.say("   ".join(words))
 
 

@@ -19,10 +19,13 @@ from cmsf import checkpoint
 from cmsf.analysis.gallery import draw_neighbours
 from cmsf.analysis.neighbourhood import Neighbourhood, inspect
 from cmsf.analysis.pseudo_labels import count_guesses
+from cmsf.classifier_folder import ALONG, ClassifierFolder
 from cmsf.data import Dataset, Support, feed
 from cmsf.errors import BadInput
 from cmsf.evaluation import Extractor, can_judge, evaluate_knn
 from cmsf.evaluation.features import clean_views, in_eval_mode
+from cmsf.evaluation.judged import HeldOut
+from cmsf.evaluation.predicting import score_all
 from cmsf.learner import Diverged, Learner
 from cmsf.metrics import EpochTotals, MetricsLog, step_line
 from cmsf.neighbours import search
@@ -78,6 +81,7 @@ class Training:
                     f"{error}, in another --out; once it is mended, the same command goes on from step {self.step}"
                 ) from None
         self.folder.save_backbone(self.backbone)
+        self._save_classifier()
         picture = self.folder.neighbours_picture
         draw_neighbours(
             self.backbone, self.data, self.recipe.size, self.device, picture, self.recipe.seed, self.workers
@@ -190,6 +194,22 @@ class Training:
             views = clean_views(images, self.recipe.size, self.device, self.workers)
             return torch.cat([encoders.embed(some).embedding for some in views])
 
+    def _judge_classifier(self, like: Extractor) -> dict[str, float]:
+        """How often the classifier that is trained along is right on test images; nothing where there is none."""
+        head, held_out = self.learner.encoders.classifier, HeldOut.of(self.data)
+        if head is None or held_out is None:
+            return {}
+        network = nn.Sequential(self.backbone, head)
+        return {"classifier": held_out.right(score_all(network, held_out.split, like)).figure}
+
+    def _save_classifier(self) -> None:
+        head = self.learner.encoders.classifier
+        if head is not None:
+            folder = ClassifierFolder(self.folder.path)
+            folder.save_head(head)
+            about = {"classes": list(self.data.label_names), "tune": ALONG, "features": head.in_features}
+            folder.save_about(about | {"head": "one linear layer, f → classes", "size": self.recipe.size})
+
     def _end_epoch(self, done: int) -> None:
         line = self.totals.line(done - 1)
         line["lr"] = self.schedule.lr(self.step - 1)
@@ -199,7 +219,7 @@ class Training:
         every = self.recipe.evaluate_every
         if can_judge(self.data) and (done == self.recipe.epochs or (every and done % every == 0)):
             features = Extractor(self.backbone, self.recipe.size, self.device, self.workers)
-            line |= evaluate_knn(features, self.data).accuracy
+            line |= evaluate_knn(features, self.data).accuracy | self._judge_classifier(features)
         self.log.write("epoch", self.step, line)
         self.screen.epoch(line)
         self.totals = EpochTotals()

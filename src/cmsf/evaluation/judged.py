@@ -2,8 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
 from cmsf.data import Dataset, Split
 from cmsf.errors import BadInput
+from cmsf.evaluation.measures import Judged
+from cmsf.rows import UNKNOWN
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Images to judge a classifier by, and their true classes by the numbers of the labels."""
+
+    split: Split
+    truth: Int[Tensor, " n"]
+
+    @classmethod
+    def of(cls, data: Dataset) -> HeldOut | None:
+        if data.test is None:
+            return None
+        truth = data.as_label(data.test.truth)
+        known = (truth != UNKNOWN).nonzero()[:, 0]
+        return cls(data.test.part(known), truth[known]) if len(known) else None
+
+    def right(self, scores: Float[Tensor, "n c"]) -> Judged:
+        return Judged(scores.argmax(1) == self.truth, self.truth)
 
 
 def can_judge(data: Dataset) -> bool:

@@ -88,9 +88,10 @@ def score_batches(
         workers=like.workers,
         on_unreadable=on_unreadable,
     )
+    dtype = next((weight.dtype for weight in network.parameters()), torch.float32)
     with in_eval_mode(network), torch.no_grad():
         for batch in shown(batches, "predicting", batch_count(split)):
-            scores = network(normalise(batch.crop(crop, 0))).float().cpu()
+            scores = network(normalise(batch.crop(crop, 0)).to(dtype)).float().cpu()
             lost = int((~scores.isfinite().all(1)).sum())
             if lost:
                 raise BadInput(
