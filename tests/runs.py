@@ -12,6 +12,7 @@ from cmsf import checkpoint
 from cmsf.metrics import TIMING_FIELDS
 from cmsf.screen import Screen
 
+NEED_FEW_LABELS = ("cmsf-semi", "cmsf-semi-basic", "paws", "fixmatch")
 TINY = {"epochs": 3, "batch_size": 32, "log_every": 2, "projection_hidden": 32, "projection_dim": 16}
 
 

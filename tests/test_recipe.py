@@ -1,12 +1,13 @@
+import re
 from dataclasses import fields, replace
 
 import pytest
 from helpers import noise
 
-from cmsf.assembly import resolve
 from cmsf.errors import BadInput
 from cmsf.recipe import Recipe, parse
-from cmsf.recipes import METHODS, NAMES, SCALES, explain, find, named
+from cmsf.recipes import BASELINES, METHODS, NAMES, OURS, SCALES, VARIANTS, explain, find, named
+from cmsf.resolving import resolve
 
 
 def test_every_method_comes_at_every_scale_and_survives_being_saved() -> None:
@@ -32,9 +33,58 @@ def test_methods_at_one_scale_differ_in_the_objective_alone() -> None:
     objective = {"name", "constraint", "k", "companion_k", "unconstrained_weight", "pseudo_labels"}
     for scale in SCALES:
         base = named(f"msf-{scale}")
-        for method in METHODS:
+        for method in OURS:
             for difference in named(f"{method}-{scale}").differences(base):
                 assert difference.split(":")[0] in objective
+
+
+@pytest.mark.parametrize("scale", ["small", "standard"])
+def test_a_baseline_has_the_network_views_and_schedule_of_its_scale(scale: str) -> None:
+    base = named(f"msf-{scale}")
+    views = {"weak_crop", "strong_crop", "jitter", "greyscale", "blur", "size"}
+    schedule = {"epochs", "lr", "batch_size", "sgd_momentum", "weight_decay", "target_momentum", "optimiser"}
+    for method in BASELINES:
+        changed = {difference.split(":")[0] for difference in named(f"{method}-{scale}").differences(base)}
+        assert not changed & (views | schedule | {"backbone", "projection_hidden", "projection_dim"})
+
+
+def test_at_the_papers_scale_a_baseline_has_its_own_papers_settings() -> None:
+    moco, simclr = named("moco-v2-imagenet"), named("simclr-imagenet")
+    assert (moco.temperature, moco.bank_size, moco.target_momentum, moco.lr) == (0.2, 65_536, 0.999, 0.03)
+    assert (simclr.optimiser, simclr.batch_size, simclr.lr, simclr.weight_decay) == ("lars", 4096, 4.8, 1e-6)
+    assert (named("supcon-imagenet").projection_dim, named("supcon-imagenet").warmup_epochs) == (128, 10)
+    paws, few = named("paws-imagenet"), named("paws+support-400-imagenet")
+    assert paws.support_classes * paws.support_images == 6720
+    assert (few.support_classes, few.support_images, few.batch_size) == (200, 2, 256)
+    fixmatch = named("fixmatch-imagenet")
+    assert (fixmatch.pseudo_threshold, fixmatch.unlabelled_weight, fixmatch.second_view) == (0.7, 10, "rand-augment")
+    assert named("fixmatch-small").pseudo_threshold == 0.95
+
+
+def test_a_variant_changes_what_it_says_and_variants_add_up() -> None:
+    for variant, (_, changes) in VARIANTS.items():
+        plain, changed = named("cmsf-sup-imagenet"), named(f"cmsf-sup+{variant}-imagenet")
+        assert changed == plain.changed(changes | {"name": f"cmsf-sup+{variant}-imagenet"})
+    both = named("supcon+standard-views+without-target+bank-16k-imagenet")
+    assert (both.first_view, both.second_view, both.weak_crop) == ("weak", "weak", 0.08)
+    assert (both.include_query, both.bank_size) == (False, 16_000)
+    assert find("cmsf-sup+noise-50", small_images=True) == named("cmsf-sup+noise-50-small")
+    assert [named(f"cmsf-sup+top-{k}-small").k for k in (1, 2, 10, 20, 1000, "all")] == [1, 2, 10, 20, 1000, "all"]
+    assert "50 % of the labels" in explain("xent+noise-50")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cmsf-sup+noise-15", "no variant of a recipe is called 'noise-15'; did you mean"),
+        ("cmsf-supp+coarse", "no recipe is called 'cmsf-supp+coarse'; did you mean"),
+        ("+coarse", "no recipe is called '+coarse'"),
+        ("cmsf-sup+", "no variant of a recipe is called ''"),
+    ],
+)
+def test_a_name_that_is_none_is_refused_with_the_nearest(name: str, message: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(message)):
+        find(name, small_images=True)
 
 
 def test_a_bare_method_takes_its_scale_from_the_images() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from helpers import write_npz, write_photos
-from runs import TINY, StopAt, assert_same, assert_same_run, metrics, state
+from runs import NEED_FEW_LABELS, TINY, StopAt, assert_same, assert_same_run, metrics, state
 from safetensors.torch import load_file
 
 import cmsf
@@ -30,7 +30,7 @@ def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_runs_from_images_to_a_number(method: str, bars: Path, tmp_path: Path) -> None:
-    few = {"labels_per_class": 8} if "semi" in method else {}
+    few = {"labels_per_class": 8} if method in NEED_FEW_LABELS else {}
     run = cmsf.train(f"{method}-small", bars, tmp_path / "run", quiet=True, **TINY, **few)
     epochs = metrics(run, "epoch")
     assert [line["epoch"] for line in epochs] == [0, 1, 2]

@@ -78,8 +78,10 @@ class ClassifierFolder(RunFolder):
             state = safetensors.torch.load_file(self.head_file)
         except (OSError, SafetensorError) as error:
             raise BadInput(f"cannot read {self.head_file}: {str(error).splitlines()[0]}") from None
+        backbone = self.load_backbone()
+        head.to(next(backbone.parameters()).dtype)
         fill(head, state, self.head_file)
-        return nn.Sequential(self.load_backbone(), head).to(device).eval()
+        return nn.Sequential(backbone, head).to(device).eval()
 
     def save_confusion(self, counts: Tensor, names: Sequence[str]) -> None:
         """A row a true class, a column a predicted one."""

@@ -1,0 +1,134 @@
+"""Baselines as whole runs: what they share with every run, and what is theirs."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import noise, write_npz, write_photos
+from runs import TINY, StopAt, assert_same_run, metrics, state
+
+import cmsf
+from cmsf.assembly import make_learner
+from cmsf.data import open_source
+from cmsf.errors import BadInput
+from cmsf.recipes import BASELINES, named
+from cmsf.resolving import resolve
+from cmsf.training import Stopped
+from cmsf.views import WholeBatch
+
+FEW = {"labels_per_class": 8}
+
+
+@pytest.fixture(scope="module")
+def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_npz(tmp_path_factory.mktemp("data") / "bars.npz")
+
+
+@pytest.mark.parametrize("method", ["nnclr", "supcon", "xent", "paws", "fixmatch"])
+def test_a_stopped_baseline_resumes_bit_for_bit(method: str, bars: Path, tmp_path: Path) -> None:
+    settings = TINY | (FEW if method in ("paws", "fixmatch") else {})
+    whole = cmsf.train(f"{method}-small", bars, tmp_path / "whole", quiet=True, **settings)
+    stop = StopAt(6, signal.SIGTERM)
+    with pytest.raises(Stopped):
+        cmsf.train(f"{method}-small", bars, tmp_path / "stopped", screen=stop, **settings)
+    resumed = cmsf.train(f"{method}-small", bars, tmp_path / "stopped", quiet=True, **settings)
+    assert_same_run(whole, resumed)
+
+
+@pytest.mark.parametrize("method", ["paws", "fixmatch"])
+def test_labelled_photos_beside_a_batch_are_read_by_any_number_of_workers(method: str, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", per_class=16, classes=3)
+    settings = TINY | {"labels_per_class": 4, "size": 16, "cache": "off", "epochs": 2, "batch_size": 8}
+    runs = [cmsf.train(f"{method}-small", photos, tmp_path / str(n), workers=n, quiet=True, **settings) for n in (0, 2)]
+    assert_same_run(*runs)
+
+
+@pytest.mark.parametrize("method", ["paws", "fixmatch", "supcon", "proto-nw", "xent"])
+def test_hidden_labels_cannot_reach_a_baselines_loss(method: str, bars: Path, tmp_path: Path) -> None:
+    listed = tmp_path / "few.csv"
+    source = open_source(bars)
+    shown = [f"{path},{name}" for path, name in zip(source.train.images.paths, source.train.names, strict=True)][:60]
+    listed.write_text("\n".join(["path,label", *shown]) + "\n")
+    others = write_npz(tmp_path / "others.npz", labelled=False)
+    settings = TINY | {"labels": listed, "quiet": True}
+    known = cmsf.train(f"{method}-small", bars, tmp_path / "known", val=bars, **settings)
+    hidden = cmsf.train(f"{method}-small", others, tmp_path / "hidden", val=bars, **settings)
+    assert [line["loss"] for line in metrics(known)] == [line["loss"] for line in metrics(hidden)]
+
+
+@pytest.mark.parametrize("method", ["xent", "fixmatch"])
+def test_the_classifiers_number_in_training_is_the_one_of_its_predictions(
+    method: str, bars: Path, tmp_path: Path
+) -> None:
+    few = FEW if method == "fixmatch" else {"precision": "fp64"}
+    run = cmsf.train(f"{method}-small", bars, tmp_path / "run", val=bars, quiet=True, **TINY, **few)
+    classifier = cmsf.Classifier(run.path)
+    source = open_source(bars)
+    found = classifier.predict(bars, workers=0)
+    right = sum(one.label == name for one, name in zip(found, source.train.names, strict=True)) / len(found)
+    assert metrics(run, "epoch")[-1]["classifier"] == pytest.approx(100 * right, abs=1e-9)
+
+
+def test_an_objective_without_bank_or_target_has_neither(bars: Path, tmp_path: Path) -> None:
+    for method in ("simclr", "simsiam", "xent"):
+        run = cmsf.train(f"{method}-small", bars, tmp_path / method, quiet=True, **TINY)
+        saved = state(run)
+        assert not [name for name in saved["encoders"] if name.startswith("target")]
+        assert len(saved["bank"]["index"]) == 0
+        assert run.recipe.bank_size == 0
+        assert "purity_constrained" not in metrics(run, "epoch")[0]
+
+
+def test_what_enters_a_bank_after_the_loss_is_there_at_the_end(bars: Path, tmp_path: Path) -> None:
+    run = cmsf.train("moco-v2-small", bars, tmp_path / "run", quiet=True, **TINY)
+    index = state(run)["bank"]["index"]
+    assert len(index[index >= 0].unique()) == len(index[index >= 0]) >= 128  # four batches of the last epoch
+
+
+def test_lars_moves_each_layer_in_proportion_to_its_weights_and_others_by_their_gradient() -> None:
+    lr, data = 0.5, noise(32, 8)
+    changes = {"optimiser": "lars", "lr": lr, "sgd_momentum": 0.0, "weight_decay": 0.01, "batch_size": 16}
+    learner = make_learner(resolve(named("simclr-small").changed(changes), data, 12), data.train.label, "cpu")
+    before = [p.detach().clone() for p in learner.encoders.learning()]
+    assert isinstance(data.train.pictures, torch.Tensor)
+    learner.step(WholeBatch(torch.arange(16), 0, 0, data.train.pictures[:16]), 0.9)
+    for old, now in zip(before, learner.encoders.learning(), strict=True):
+        assert now.grad is not None
+        moved = (now.detach() - old).norm()
+        decayed = now.grad + 0.01 * old
+        trust = 0.001 * old.norm() / (now.grad.norm() + 0.01 * old.norm())
+        expected = trust * decayed.norm() if old.ndim > 1 else now.grad.norm()
+        assert float(moved) == pytest.approx(lr * float(expected), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("simclr", {"bank_size": 64}, "simclr keeps no bank, so --bank-size 64 will not do; use auto"),
+        ("moco-v2", {"bank_size": 0}, "info-nce needs a bank, so --bank-size 0 will not do; use auto"),
+        ("simclr", {"extra_crops": 2}, "simclr has no use for --extra-crops 2; leave them out"),
+        ("paws", {"labels_per_class": 8, "support_images": 9}, "--support-images 9 is not among the 8 labelled images"),
+        (
+            "paws",
+            {"labels_per_class": 8, "support_classes": 5},
+            "--support-classes 5 exceeds the 4 classes with labels",
+        ),
+        ("fixmatch", {"labels_per_class": 8, "support_images": 64}, "is not among the 32 labelled images"),
+        ("fixmatch", {}, "every one of the 144 images has a label"),
+        ("paws", {}, "every one of the 144 images has a label"),
+    ],
+)
+def test_what_does_not_fit_an_objective_is_refused(
+    method: str, settings: dict[str, int], message: str, bars: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        cmsf.train(f"{method}-small", bars, tmp_path / "run", quiet=True, **(TINY | settings))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", [name for name in BASELINES if name in ("xent", "supcon", "proto-nw", "paws")])
+def test_a_baseline_that_learns_from_labels_says_so_where_there_are_none(method: str, tmp_path: Path) -> None:
+    bare = write_npz(tmp_path / "bare.npz", labelled=False)
+    with pytest.raises(BadInput, match="learns from labels, and none of the 160 images has one"):
+        cmsf.train(f"{method}-small", bare, tmp_path / "run", quiet=True, **TINY)
