@@ -77,9 +77,10 @@ def test_the_blur_kernel_is_odd_and_about_a_tenth() -> None:
 
 
 def test_solarising_is_torchvisions_and_turns_bright_pixels_alone() -> None:
-    images = pictures(4, 3, 9, 11)
-    expected = reference.solarize(images, 128).float() / 255
-    torch.testing.assert_close(colours.solarised(images.float() / 255), expected, **EXACT)
+    images, threshold = pictures(4, 3, 9, 11), torch.tensor([0, 64, 128, 255])
+    result = colours.solarised(images.float() / 255, threshold / 255)
+    for i in range(4):
+        torch.testing.assert_close(result[i], reference.solarize(images[i], int(threshold[i])).float() / 255, **EXACT)
 
 
 @pytest.mark.parametrize("size", [7, 33, 64])

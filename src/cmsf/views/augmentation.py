@@ -18,6 +18,7 @@ from cmsf.views.batch import Batch, CutBatch, WholeBatch, cut_views
 from cmsf.views.crops import CentreCrop, Draws, Pictures, RandomCrop, between
 
 _CACHED_PIXELS = 512 * 1024
+_SOLARISED_FROM = 128 / 255
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ class Augmentation:
         if not self.solarise:
             return images
         chosen = (draw(1)[:, 0] < self.solarise).to(images.device)
-        return torch.where(chosen[:, None, None, None], colours.solarised(images), images)
+        threshold = torch.full((len(images),), _SOLARISED_FROM, device=images.device)
+        return torch.where(chosen[:, None, None, None], colours.solarised(images, threshold), images)
 
 
 def clean_view(pictures: Pictures, size: int) -> Float[Tensor, "b 3 s s"]:

@@ -1,4 +1,4 @@
-"""What light and lens do to an image: colours, blur, solarising, each with its own parameter for every image."""
+"""What light, lens and grey levels do to an image, each with its own parameter for every image."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch.nn.functional import conv2d, pad
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 _GREY_WEIGHTS = (0.2989, 0.587, 0.114)
-_SOLARISED_ABOVE = 128 / 255
 
 
 def normalise(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b 3 h w"]:
@@ -57,9 +56,44 @@ def hue_shifted(images: Float[Tensor, "b 3 h w"], shift: Float[Tensor, " b"]) ->
     return turned_images
 
 
-def solarised(images: Tensor) -> Tensor:
-    """Bright pixels turned to their negative."""
-    return torch.where(images >= _SOLARISED_ABOVE, 1 - images, images)
+def solarised(images: Float[Tensor, "b c h w"], threshold: Float[Tensor, " b"]) -> Float[Tensor, "b c h w"]:
+    """Pixels from the threshold upwards turned to their negative."""
+    return torch.where(images >= threshold[:, None, None, None], 1 - images, images)
+
+
+def posterised(images: Float[Tensor, "b c h w"], bits: Float[Tensor, " b"]) -> Float[Tensor, "b c h w"]:
+    """Rounded down to two to the power of `bits` levels."""
+    levels = torch.exp2(bits)[:, None, None, None]
+    return torch.minimum((images * levels).floor(), levels - 1) / levels
+
+
+def sharpened(images: Float[Tensor, "b c h w"], factor: Float[Tensor, " b"]) -> Float[Tensor, "b c h w"]:
+    """Away from the smoothed image, or towards it where the factor is below 1; the outermost pixels stay."""
+    kernel = torch.ones(3, 3, device=images.device)
+    kernel[1, 1] = 5
+    channels = images.shape[1]
+    smooth = images.clone()
+    smooth[..., 1:-1, 1:-1] = conv2d(images, (kernel / kernel.sum()).expand(channels, 1, 3, 3), groups=channels)
+    return _blend(images, smooth, factor)
+
+
+def autocontrasted(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+    """Each channel stretched from black to white."""
+    darkest, brightest = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
+    # What differs by less than a grey level is flat but for rounding, which must not be stretched.
+    flat = (brightest - darkest) * 255 < 0.5
+    return torch.where(flat, images, (images - darkest) / torch.where(flat, 1, brightest - darkest))
+
+
+def equalised(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+    """Each channel's grey levels spread by how many pixels are darker: Pillow's rule, in whole numbers."""
+    level = (images * 255).round().long().flatten(2)
+    count = torch.zeros(*level.shape[:2], 256, dtype=torch.int32, device=level.device)
+    count.scatter_add_(2, level, torch.ones_like(level, dtype=torch.int32))
+    darker = count.cumsum(2) - count
+    step = darker.gather(2, level.amax(2, keepdim=True)) // 255
+    spread = ((darker + step // 2) // step.clamp_min(1)).clamp_max(255).gather(2, level)
+    return torch.where(step > 0, spread, level).view_as(images) / 255
 
 
 def blur_kernel_size(size: int) -> int:
