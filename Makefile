@@ -8,7 +8,7 @@ BENCH ?= .venv-bench
 DEPENDENCIES := $(shell cat pyproject.toml constraints.txt | cksum | tr -d ' \t')
 READY := $(VENV)/.ready-$(DEPENDENCIES)
 
-.PHONY: demo test check format venv clean bench-data bench-eval bench-transfer bench-semi bench-venv
+.PHONY: demo test check format venv clean bench-data bench-eval bench-transfer bench-semi bench-baselines bench-venv
 
 demo: venv ## train on the embedded images, evaluate, and show what was learned (under 5 minutes)
 	$(BIN)/cmsf train cmsf-self --out runs/demo
@@ -52,6 +52,11 @@ bench-transfer: venv ## 200 trials of a transfer search on a data set of the siz
 bench-semi: venv ## few labels on the embedded sample, and the ablations: three hours on two cores, resumable
 	$(BIN)/python bench/semi.py --out docs/results/semi & $(BIN)/python bench/semi.py --out docs/results/semi; wait
 	$(BIN)/python bench/semi_table.py docs/results/semi > docs/results/semi.md
+
+bench-baselines: venv ## CMSF beside its baselines, with and without labels: six hours on two cores, resumable (DATA=folder of the data sets)
+	$(BIN)/python bench/baselines.py --data $(DATA) --out docs/results/baselines & \
+		$(BIN)/python bench/baselines.py --data $(DATA) --out docs/results/baselines; wait
+	$(BIN)/python bench/baselines_table.py docs/results/baselines > docs/results/baselines.md
 
 bench-venv:
 	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
