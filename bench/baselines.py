@@ -2,8 +2,9 @@
 
     python bench/baselines.py --data DATA --out docs/results/baselines
 
-Two comparisons: with labels that are clean, noisy or coarse, and without labels. DATA is where the prepared data sets
-are (cifar10.npz, tiny-imagenet-64, flowers102-64, caltech101-64). Every method gets the same three learning rates to
+Two comparisons: with labels that are clean or noisy (the embedded sample) or coarse (Tiny-ImageNet), and without labels
+(CIFAR-10). DATA is where the prepared data sets are (fashion-mnist, cifar10.npz, tiny-imagenet-64, flowers102-64,
+caltech101-64). Every method gets the same three learning rates to
 choose from, on images and a seed that are not reported. Every cell is one JSON file, written when it is done; a cell
 that is there is not computed again, so the script may be stopped at any time, and several processes may share the work.
 Each computes with one thread.
@@ -91,18 +92,21 @@ def chosen_lr(out: Path, method: str) -> float | None:
 def compute(cell: Cell, data: Path, out: Path, runs: Path) -> dict[str, Any]:
     settings = {"lr": cell.lr or chosen_lr(out, cell.method), "epochs": 2 * EPOCHS // PASSES[cell.method]}
     settings |= {"seed": cell.seed, "evaluate_every": 0}
+    choosing = cell.lr is not None
     if cell.task == COARSE:
         source, settings["size"] = subsets.tiny(data, runs), 32
+    elif cell.task == NONE:
+        source = subsets.cifar(data, runs, choosing)
     else:
-        source = subsets.cifar(data, runs, choosing=cell.lr is not None)
+        source = subsets.fashion(data, runs) if choosing else None
     run = cmsf.train(cell.recipe, source, runs / cell.name, quiet=True, **settings)
     lines = [json.loads(line) for line in run.folder.metrics_file.read_text().splitlines()]
     by_epoch = [{name: line.get(name) for name in LOGGED} for line in lines if line["kind"] == "epoch"]
     found = {"cell": asdict(cell), "recipe": cell.recipe, "settings": settings, "by epoch": by_epoch}
     found["knn"] = run.evaluate("knn")
-    if cell.lr is None:
+    if not choosing:
         found["linear"] = run.evaluate("linear")
-    if cell.lr is None and cell.task != NONE:
+    if not choosing and cell.task != NONE:
         found["transfer"] = run.evaluate("transfer", suite=_suite(data, runs), trials=TRIALS, workers=1)
     return found
 

@@ -29,10 +29,10 @@ settings by {TRIALS} trials. Written by `bench/baselines_table.py` from the [cel
 """)
     for task in NOISY:
         noise = "true labels" if task == "clean" else f"{task.removeprefix('noise-')} % of the labels replaced"
-        _with_labels(folder, task, f"10,000 images of CIFAR-10, {noise}; 10,000 test images")
+        _with_labels(folder, task, f"10,000 embedded images of Fashion-MNIST, {noise}; 2,000 test images")
     _lost(folder)
-    title = "10,000 images of Tiny-ImageNet at 32 px, WordNet's groups as labels; judged by the 200 classes, 5,000 test images"
-    _with_labels(folder, COARSE, title)
+    coarse = "10,000 images of Tiny-ImageNet at 32 px, WordNet's groups as labels"
+    _with_labels(folder, COARSE, f"{coarse}; judged by the 200 classes, 5,000 test images")
     rows = [
         (
             name,
@@ -48,7 +48,11 @@ settings by {TRIALS} trials. Written by `bench/baselines_table.py` from the [cel
         for name, method in (WITH_LABELS | WITHOUT).items()
     ]
     heads = ("20-NN", *(f"lr {lr}" for lr in LRS))
-    _show("How the learning rates were chosen: other images of CIFAR-10, true labels or none, seed 0", heads, rows)
+    _show(
+        "How the learning rates were chosen: other images of Fashion-MNIST, or of CIFAR-10 without labels, seed 0",
+        heads,
+        rows,
+    )
 
 
 def _with_labels(folder: Path, task: str, title: str) -> None:

@@ -1,10 +1,13 @@
-"""The images of the experiments with baselines: parts of CIFAR-10 and of Tiny-ImageNet, as .npz files.
+"""The images of the experiments with baselines: parts of Fashion-MNIST, CIFAR-10 and Tiny-ImageNet, as .npz files.
 
 Settings are chosen on images, and a test part, that no reported figure has seen.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,19 @@ from cmsf.files import atomically
 
 IMAGES = 10_000
 _TINY_CLASS = 50
+_MAKE_SAMPLE = Path(__file__).parent.parent / "scripts" / "make_sample.py"
+
+
+def fashion(data: Path, into: Path) -> Path:
+    """To choose by: images outside of the embedded sample."""
+    file = into / "fashion-mnist-choosing.npz"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_stem(f".{os.getpid()}")  # two processes may be at it
+        made = [str(data / "fashion-mnist"), str(temporary), "--choosing", "1"]
+        subprocess.run([sys.executable, str(_MAKE_SAMPLE), *made], check=True)
+        temporary.replace(file)
+    return file
 
 
 def cifar(data: Path, into: Path, choosing: bool) -> Path:
