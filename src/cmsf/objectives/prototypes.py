@@ -18,7 +18,7 @@ class Prototypes(Objective):
         L_i = −log exp(v_i·c_y/τ) / Σ_k exp(v_i·c_k/τ),    c_k = the direction of the mean of class k's rows
 
     It is top-all mean shift with a contrast between classes. A class without a row has no prototype; an image without
-    a label is left out of the mean.
+    a label, or whose class has no prototype, is left out of the mean.
     """
 
     temperature: float
@@ -38,8 +38,5 @@ class Prototypes(Objective):
         classes, member = rows.label.unique(return_inverse=True)
         total = rows.embedding.new_zeros(len(classes), rows.embedding.shape[1]).index_add_(0, member, rows.embedding)
         scores = prediction @ normalize(total, dim=1).T / self.temperature
-        known = step.label != UNKNOWN
-        if not known.any():
-            return Outcome(scores.sum() * 0)
-        own = (step.label[known][:, None] == classes).long().argmax(1)
-        return Outcome(cross_entropy(scores[known], own))
+        image, own = (step.label[:, None] == classes).nonzero(as_tuple=True)  # no class is UNKNOWN
+        return Outcome(cross_entropy(scores[image], own, reduction="sum") / max(1, len(image)))
