@@ -1,7 +1,9 @@
 """Whole training steps against the method written out by hand, with lists for bank and cache."""
 
 import copy
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import oracle
 import pytest
@@ -9,25 +11,47 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from cmsf import assembly
 from cmsf.assembly import make_learner
-from cmsf.encoders import Encoders
+from cmsf.encoders import Encoded
 from cmsf.knowledge import PseudoLabels, ThirdView
-from cmsf.learner import EXTRA, STRONG, THIRD, WEAK, Learner
-from cmsf.precision import Precision
+from cmsf.learner import Learner
+from cmsf.objectives import (
+    EXTRA,
+    FIRST,
+    ISD,
+    NNCLR,
+    PAWS,
+    SECOND,
+    SUPPORT,
+    THIRD,
+    CrossEntropy,
+    FixMatch,
+    InfoNCE,
+    Objective,
+    Prototypes,
+    SimCLR,
+    SimSiam,
+    Step,
+    SupCon,
+    SymmetricBYOL,
+)
 from cmsf.pseudo_classifiers import _TRAINING
 from cmsf.randomness import permutation
 from cmsf.recipe import Recipe, Resolved
-from cmsf.recipes import METHODS
+from cmsf.recipes import BASELINES, METHODS, OURS
 from cmsf.rows import UNKNOWN, Rows
-from cmsf.views import WholeBatch
+from cmsf.views import Augmentation, RandAugment, WholeBatch
 
 IMAGES, BATCH, BANK, EPOCHS, SEED = 14, 4, 9, 4, 3
 LR, DECAY, MOMENTUM, TARGET = 0.1, 1e-3, 0.9, 0.8
+GENTLE_LR = 0.01
+"""For low temperatures, whose gradients are large."""
 PICTURES = torch.randint(256, (IMAGES, 1, 10, 10), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 LABEL = torch.arange(IMAGES) % 3
 FEW = LABEL.where(torch.arange(IMAGES) < 7, UNKNOWN)
-VARIANTS = {
-    **{method: {} for method in METHODS},
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{method: {} for method in OURS},
     "cmsf-sup without u": {"method": "cmsf-sup", "include_query": False},
     "cmsf-sup-all without u": {"method": "cmsf-sup-all", "include_query": False},
     "cmsf-self by a third view": {"method": "cmsf-self", "companions": "third-view"},
@@ -55,29 +79,81 @@ class TinyNet(nn.Module):
         return self.layers(images)
 
 
-def make(variant: str) -> tuple[Resolved, Learner]:
-    changes = dict(VARIANTS[variant])
-    recipe = METHODS[changes.pop("method", variant)](
+@pytest.fixture(autouse=True, scope="module")
+def views_are_made_once() -> Iterator[None]:
+    """For all methods, and for fast and slow code alike: making them would be most of the time."""
+    seen: dict[tuple[Augmentation, tuple[int, ...], int, int], Tensor] = {}
+    plain = Augmentation.__call__
+
+    def remembered(how: Augmentation, batch: WholeBatch, view: int) -> Tensor:
+        key = (how, tuple(batch.index.tolist()), batch.epoch, view)
+        if key not in seen:
+            seen[key] = plain(how, batch, view)
+        return seen[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Augmentation, "__call__", remembered)
+        yield
+
+
+def make(method: str, label: Tensor = LABEL, **changes: Any) -> tuple[Resolved, Learner]:
+    recipe = METHODS[method](
         Recipe(
             size=8,
             bank_size=BANK,
             batch_size=BATCH,
             projection_hidden=7,
             projection_dim=5,
+            prediction_hidden=6,
+            lr=LR,
+            sgd_momentum=MOMENTUM,
+            weight_decay=DECAY,
             seed=SEED,
-            backbone="small-residual",
             precision="fp64",
         )
     )
     # k and k' small enough to leave somebody out of a bank of nine.
     recipe = replace(recipe, k=recipe.k if recipe.k in (1, "all") else 3, companion_k=4, **changes)
     numbers = {"weak_crop": 0.2, "strong_crop": 0.2, "extra_size": 8, "cache": "ram"}
+    numbers |= {"support_classes": 0, "support_images": 0}  # which images support a step is said here, step by step
     resolved = Resolved(**(asdict(recipe) | numbers))
-    learner = make_learner(resolved, FEW if "semi" in variant else LABEL, "cpu")
-    torch.manual_seed(SEED)
-    learner.encoders = Encoders(TinyNet(), 8, 7, 5, Precision("fp64"))
-    learner.optimiser = torch.optim.SGD(learner.encoders.learning(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
-    return resolved, learner
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembly, "make_backbone", lambda *_: TinyNet())
+        return resolved, make_learner(resolved, label, "cpu")
+
+
+def of_variant(variant: str) -> tuple[Resolved, Learner]:
+    changes = dict(VARIANTS[variant])
+    return make(changes.pop("method", variant), FEW if "semi" in variant else LABEL, **changes)
+
+
+class Descent:
+    """SGD written out."""
+
+    def __init__(self, theta: list[nn.Parameter], lr: float) -> None:
+        self.theta, self.lr = theta, lr
+        self.velocity: list[Tensor | None] = [None] * len(theta)
+
+    def __call__(self, loss: Tensor) -> None:
+        gradients = torch.autograd.grad(loss, self.theta)
+        with torch.no_grad():
+            for j, (parameter, gradient) in enumerate(zip(self.theta, gradients, strict=True)):
+                change = gradient + DECAY * parameter
+                before = self.velocity[j]
+                self.velocity[j] = change if before is None else MOMENTUM * before + change
+                parameter -= self.lr * self.velocity[j]
+
+
+@torch.no_grad()
+def follow(target: nn.Module, online: nn.Module) -> None:
+    for f, g in zip(target.parameters(), online.parameters(), strict=True):
+        f.copy_(TARGET * f + (1 - TARGET) * g)
+
+
+def entered(bank: list[dict | None], entering: list[dict]) -> list[dict | None]:
+    """The ring after a batch: older rows of its images retire, and the oldest rows leave."""
+    images = [row["image"] for row in entering]
+    return ([None if row and row["image"] in images else row for row in bank] + entering)[-BANK:]
 
 
 class ByHand:
@@ -86,24 +162,23 @@ class ByHand:
     def __init__(self, recipe: Recipe, learner: Learner) -> None:
         self.recipe, self.given = recipe, getattr(learner.knowledge, "label", LABEL)
         self.teacher = Teacher(recipe, learner.knowledge) if isinstance(learner.knowledge, PseudoLabels) else None
-        self.weak, self.strong, self.extra = learner.weak, learner.strong, learner.extra
+        self.views = learner.views
         encoders = copy.deepcopy(learner.encoders)
         self.f, self.g, self.h = encoders.target, encoders.online, encoders.predictor
-        self.theta = [*self.g.parameters(), *self.h.parameters()]
-        self.velocity: list[Tensor | None] = [None] * len(self.theta)
-        self.bank: list[dict] = []
+        self.descend = Descent([*self.g.parameters(), *self.h.parameters()], LR)
+        self.bank: list[dict | None] = []
         self.previous: dict[int, Tensor] = {}
 
     def step(self, index: Tensor, epoch: int) -> float:
-        def view(augmentation, number: int) -> Tensor:
-            return augmentation(WholeBatch(index, SEED, epoch, PICTURES[index]), number).double()
+        def view(number: int) -> Tensor:
+            return self.views[number](WholeBatch(index, SEED, epoch, PICTURES[index]), number).double()
 
         with torch.no_grad():
-            u = normalize(self.f(view(self.weak, WEAK)), dim=1)
-            third = normalize(self.f(view(self.weak, THIRD)), dim=1) if self.recipe.companions == "third-view" else None
-        predictions = [normalize(self.h(self.g(view(self.strong, STRONG))), dim=1)]
+            u = normalize(self.f(view(FIRST)), dim=1)
+            third = normalize(self.f(view(THIRD)), dim=1) if self.recipe.companions == "third-view" else None
+        predictions = [normalize(self.h(self.g(view(SECOND))), dim=1)]
         if self.recipe.extra_crops:  # all crops of a size pass together
-            crops = torch.cat([view(self.extra, EXTRA + number) for number in range(self.recipe.extra_crops)])
+            crops = torch.cat([view(EXTRA + number) for number in range(self.recipe.extra_crops)])
             predictions += normalize(self.h(self.g(crops)), dim=1).split(len(index))
         entering = []
         for i, image in enumerate(index.tolist()):
@@ -111,8 +186,7 @@ class ByHand:
             label = int(self.given[image]) if self.teacher is None else self.teacher.label(image, u[i])
             entering.append({"image": image, "u": u[i], "w": w, "label": label})
             self.previous[image] = u[i]
-        self.bank = [None if row and row["image"] in index.tolist() else row for row in self.bank]
-        self.bank = (self.bank + entering)[-BANK:]
+        self.bank = entered(self.bank, entering)
         rows = self._rows([row for row in self.bank if row])
         query = self._rows(entering)
 
@@ -134,14 +208,8 @@ class ByHand:
         else:
             loss = pull(constrained)
 
-        gradients = torch.autograd.grad(loss, self.theta)
-        with torch.no_grad():
-            for j, (parameter, gradient) in enumerate(zip(self.theta, gradients, strict=True)):
-                change = gradient + DECAY * parameter
-                self.velocity[j] = change if self.velocity[j] is None else MOMENTUM * self.velocity[j] + change
-                parameter -= LR * self.velocity[j]
-            for target, online in zip(self.f.parameters(), self.g.parameters(), strict=True):
-                target.copy_(TARGET * target + (1 - TARGET) * online)
+        self.descend(loss)
+        follow(self.f, self.g)
         return float(loss.detach())
 
     @staticmethod
@@ -198,17 +266,22 @@ class Teacher:
         self.times += 1
 
 
+def batches(epoch: int) -> list[Tensor]:
+    """All but the last, incomplete one."""
+    order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(epoch))
+    return list(order.split(BATCH)[: IMAGES // BATCH])
+
+
 def refuse(index: Tensor) -> Tensor:
     raise AssertionError("embeddings are cached online; nobody asks for a pass of its own")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_run_of_many_steps_equals_the_method_written_out_by_hand(variant: str) -> None:
-    recipe, learner = make(variant)
+    recipe, learner = of_variant(variant)
     slow = ByHand(recipe, learner)
     for epoch in range(EPOCHS):
-        order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(epoch))
-        for number, index in enumerate(order.split(BATCH)[: IMAGES // BATCH]):
+        for number, index in enumerate(batches(epoch)):
             if slow.teacher is not None and (epoch, number) != (0, 0) and number in (0, 2):
                 learner.knowledge.refresh(refuse)
                 slow.teacher.learn()
@@ -223,8 +296,183 @@ def test_a_run_of_many_steps_equals_the_method_written_out_by_hand(variant: str)
         torch.testing.assert_close(fast, by_hand, rtol=0, atol=1e-10)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What a baseline does in a step, in its paper's words.
+
+    online, target: which views each encoder sees; those of an inner tuple are one batch to BatchNorm.
+    enters: when the first view's embeddings enter the bank, before the loss or after it; never: there is none.
+    strong: the views that are distorted and not cropped and mirrored alone.
+    method, changes: the recipe it is of, where that is not its name, and what is changed in it.
+    """
+
+    loss: Objective
+    online: tuple[tuple[int, ...], ...]
+    target: tuple[tuple[int, ...], ...] = ()
+    heads: tuple[str, ...] = ("projector",)
+    enters: str = "never"
+    strong: tuple[int, ...] = (FIRST, SECOND)
+    method: str = ""
+    changes: dict[str, Any] = field(default_factory=dict)
+
+
+ROUNDING = 1e-7
+"""What a dozen steps may make of it: SimSiam's three BatchNorms, each over four images, turn 1e-16 into 1e-9."""
+BOTH_HEADS = ("projector", "predictor")
+PLANS = {
+    "xent": Plan(CrossEntropy(), ((SECOND,),), heads=("classifier",), strong=(SECOND,)),
+    "supcon": Plan(SupCon(0.1, True), ((SECOND,),), ((FIRST,),), enters="before", strong=(SECOND,)),
+    "supcon without u": Plan(
+        SupCon(0.1, False),
+        ((SECOND,),),
+        ((FIRST,),),
+        enters="before",
+        strong=(SECOND,),
+        method="supcon",
+        changes={"include_query": False},
+    ),
+    "proto-nw": Plan(Prototypes(0.1), ((SECOND,),), ((FIRST,),), BOTH_HEADS, enters="before", strong=(SECOND,)),
+    "moco-v2": Plan(InfoNCE(0.2), ((SECOND,),), ((FIRST,),), enters="after"),
+    "nnclr": Plan(NNCLR(0.1), ((FIRST, SECOND),), heads=BOTH_HEADS, enters="after"),
+    "simclr": Plan(SimCLR(0.1), ((FIRST, SECOND),)),
+    "byol-sym": Plan(SymmetricBYOL(), ((FIRST,), (SECOND,)), ((FIRST,), (SECOND,)), BOTH_HEADS),
+    "simsiam": Plan(SimSiam(), ((FIRST,), (SECOND,)), heads=BOTH_HEADS),
+    "isd": Plan(ISD(0.02), ((SECOND,),), ((FIRST,),), BOTH_HEADS, enters="after", strong=(SECOND,)),
+    "paws": Plan(PAWS(0.1, 0.25), ((SUPPORT, FIRST, SECOND),), heads=BOTH_HEADS, strong=(SUPPORT, FIRST, SECOND)),
+    "paws with small crops": Plan(
+        PAWS(0.1, 0.25, extra_crops=2),
+        ((SUPPORT, FIRST, SECOND), (EXTRA, EXTRA + 1)),
+        heads=BOTH_HEADS,
+        strong=(SUPPORT, FIRST, SECOND, EXTRA, EXTRA + 1),
+        method="paws",
+        changes={"extra_crops": 2},
+    ),
+    "fixmatch": Plan(
+        FixMatch(0.5, 1.0),
+        ((SUPPORT, FIRST, SECOND),),
+        heads=("classifier",),
+        strong=(),
+        changes={"pseudo_threshold": 0.5},
+    ),
+}
+
+
+class BaselineByHand:
+    """A plan carried out: passes, a list for the bank, SGD and the moving average written out. The loss is the class's
+    own, which test_objectives holds against its paper."""
+
+    def __init__(self, plan: Plan, learner: Learner) -> None:
+        self.plan, self.views, self.encoders = plan, learner.views, copy.deepcopy(learner.encoders)
+        self.descend = Descent(self.encoders.learning(), GENTLE_LR)
+        self.bank: list[dict | None] = []
+
+    def step(self, index: Tensor, support: Tensor, epoch: int, number: int) -> tuple[float, Tensor]:
+        def images(together: tuple[int, ...]) -> tuple[Tensor, list[int]]:
+            made = []
+            for view in together:
+                whose, when = (support, number) if view == SUPPORT else (index, epoch)
+                made.append(self.views[view](WholeBatch(whose, SEED, when, PICTURES[whose]), view).double())
+            return torch.cat(made), [len(each) for each in made]
+
+        online: dict[int, Encoded] = {}
+        target: dict[int, Encoded] = {}
+        for together in self.plan.online:
+            whole, counts = images(together)
+            features = self.encoders.online.backbone(whole)
+            projection = self.encoders.online.projector(features) if "projector" in self.plan.heads else features
+            prediction = self.encoders.predictor(projection) if "predictor" in self.plan.heads else projection
+            scores = self.encoders.classifier(features) if "classifier" in self.plan.heads else features[:, :0]
+            start = 0
+            for view, count in zip(together, counts, strict=True):
+                part = slice(start, start + count)
+                unit = (normalize(output, dim=1)[part] for output in (projection, prediction))
+                online[view] = Encoded(*unit, scores[part])
+                start += count
+        for together in self.plan.target:
+            (view,) = together  # no paper has the target see two views as one batch
+            with torch.no_grad():
+                f = self.encoders.target
+                u = normalize(f.projector(f.backbone(images(together)[0])), dim=1)
+            target[view] = Encoded(u, u, u[:, :0])
+
+        seen = target or online
+        u = (seen[FIRST] if FIRST in seen else seen[SECOND]).embedding.detach()
+        query = Rows(u, index, FEW[index])
+        rows = zip(index.tolist(), u, FEW[index].tolist(), strict=True)
+        entering = [{"image": image, "u": embedding, "label": label} for image, embedding, label in rows]
+        if self.plan.enters == "before":
+            self.bank = entered(self.bank, entering)
+        named = Rows(online[SUPPORT].embedding.detach(), support, FEW[support]) if SUPPORT in online else None
+        loss = self.plan.loss(Step(query, self.rows(u.shape[1]), online, target, named)).loss
+        self.descend(loss)
+        if self.plan.enters == "after":
+            self.bank = entered(self.bank, entering)
+        if self.plan.target:
+            follow(self.encoders.target, self.encoders.online)
+        return float(loss.detach()), u
+
+    def rows(self, dim: int) -> Rows:
+        held = [row for row in self.bank if row]
+        embedding = torch.zeros(len(held), dim, dtype=torch.float64)
+        for j, row in enumerate(held):
+            embedding[j] = row["u"]
+        index, label = (torch.tensor([row[name] for row in held], dtype=torch.long) for name in ("image", "label"))
+        return Rows(embedding, index, label)
+
+
+def test_every_baseline_has_a_plan() -> None:
+    assert {plan.method or name for name, plan in PLANS.items()} == set(BASELINES)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_run_of_many_steps_equals_each_baseline_written_out_by_hand(name: str) -> None:
+    plan = PLANS[name]
+    _, learner = make(plan.method or name, FEW, lr=GENTLE_LR, **plan.changes)
+    slow = BaselineByHand(plan, learner)
+    losses = []
+    for number in range(12):
+        epoch, place = divmod(number, IMAGES // BATCH)
+        index = batches(epoch)[place]
+        support = torch.randperm(7, generator=torch.Generator().manual_seed(number))[:5]  # of those with a label
+        beside = WholeBatch(support, SEED, number, PICTURES[support]) if learner.objective.wants_support else None
+        query, outcome = learner.step(WholeBatch(index, SEED, epoch, PICTURES[index]), TARGET, beside)
+        loss, u = slow.step(index, support, epoch, number)
+        losses.append(loss)
+        assert float(outcome.loss.detach()) == pytest.approx(loss, abs=ROUNDING)
+        torch.testing.assert_close(query.embedding, u, rtol=0, atol=ROUNDING)
+    assert len({round(loss, 6) for loss in losses}) > 6  # or there was nothing to tell apart
+    # All weights and all of BatchNorm's statistics, of both encoders and the heads.
+    expected = slow.encoders.state_dict()
+    assert learner.encoders.state_dict().keys() == expected.keys()
+    for key, value in learner.encoders.state_dict().items():
+        torch.testing.assert_close(value, expected[key], rtol=ROUNDING, atol=ROUNDING)
+    kept = learner.bank.rows()
+    images = [int(image) for image in kept.index if image != UNKNOWN]
+    assert sorted(images) == sorted(row["image"] for row in slow.bank if row)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_baseline_has_the_heads_the_views_and_the_target_of_its_paper_and_no_others(name: str) -> None:
+    plan = PLANS[name]
+    _, learner = make(plan.method or name, FEW, **plan.changes)
+    encoders = learner.encoders
+    assert isinstance(encoders.online.projector, nn.Identity) == ("projector" not in plan.heads)
+    assert isinstance(encoders.predictor, nn.Identity) == ("predictor" not in plan.heads)
+    assert (encoders.classifier is None) == ("classifier" not in plan.heads)
+    assert (encoders.target is None) == (not plan.target)
+    assert learner.bank.size == (0 if plan.enters == "never" else BANK)
+    wanted = {view for together in (*plan.online, *plan.target) for view in together}
+    assert set(learner.crops) == wanted
+    assert {view for view in wanted if learner.views[view].jitter} == set(plan.strong)
+    assert isinstance(learner.views[SECOND], RandAugment) == (name == "fixmatch")
+    layers = [layer for layer in encoders.online.projector.modules() if isinstance(layer, nn.Linear)]
+    if "projector" in plan.heads:  # SimSiam's is deeper, with BatchNorm at its end
+        assert len(layers) == (3 if name == "simsiam" else 2)
+        assert isinstance(encoders.online.projector[-1], nn.BatchNorm1d) == (name == "simsiam")
+
+
 def test_a_companion_is_last_epochs_embedding_and_stays_with_its_row() -> None:
-    _, learner = make("cmsf-self")
+    _, learner = of_variant("cmsf-self")
     seen: list[dict[int, Tensor]] = []
     for epoch in range(3):
         seen.append({})
@@ -242,7 +490,7 @@ def test_a_companion_is_last_epochs_embedding_and_stays_with_its_row() -> None:
 
 
 def test_a_third_view_is_neither_of_the_two_others() -> None:
-    _, learner = make("cmsf-self by a third view")
+    _, learner = of_variant("cmsf-self by a third view")
     assert isinstance(learner.knowledge, ThirdView)
     query, _ = learner.step(WholeBatch(torch.arange(4), SEED, 0, PICTURES[:4]), TARGET)
     assert query.has_companion.all()
