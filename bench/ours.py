@@ -11,20 +11,21 @@ import torch
 from setting import WORKERS, Batches, Setting, View, endless_order
 from torch import Tensor, nn
 
-from cmsf.assembly import empty_backbone, make_learner, resolve
+from cmsf.assembly import empty_backbone, make_learner
 from cmsf.backbones import feature_width
 from cmsf.data import Dataset, Split, feed
 from cmsf.data.images import Files
-from cmsf.learner import STRONG, WEAK
+from cmsf.objectives import FIRST, SECOND
 from cmsf.recipe import Resolved
 from cmsf.recipes import named
+from cmsf.resolving import resolve
 from cmsf.rows import UNKNOWN
 from cmsf.views import Augmentation, Batch, RandomCrop, colours, crop_and_resize
 from cmsf.views.crops import Draws
 
 SEED = 0
-FIRST, SECOND = NUMBERS = STRONG, WEAK
-"""The numbers under which the learner knows the first and the second view."""
+PREDICTING, TARGET = NUMBERS = SECOND, FIRST
+"""The numbers under which the learner knows the setting's first view, which predicts, and its second, the target."""
 PREPARED = 8
 
 
@@ -46,7 +47,7 @@ def cmsf_augmentation(view: View) -> Augmentation:
 def cmsf_views(batch: Batch, setting: Setting) -> tuple[Tensor, Tensor]:
     """Both views of a batch, normalised."""
     first, second = (cmsf_augmentation(view) for view in setting.views)
-    return first(batch, FIRST), second(batch, SECOND)
+    return first(batch, PREDICTING), second(batch, TARGET)
 
 
 def cmsf_source(pictures: Tensor | Files, setting: Setting) -> Iterator[Batch]:
@@ -95,11 +96,12 @@ def cmsf_steps(pictures: Tensor, setting: Setting, prepared: bool) -> Batches:
     """
     recipe = cmsf_recipe(pictures, setting)
     learner = make_learner(recipe, torch.full((len(pictures),), UNKNOWN), "cpu")
-    learner.strong, learner.weak = (cmsf_augmentation(view) for view in setting.views)
+    learner.views = {number: cmsf_augmentation(view) for number, view in zip(NUMBERS, setting.views, strict=True)}
     if prepared:
         some = list(islice(cmsf_source(pictures, setting), PREPARED))
-        learner.strong = _Prepared([learner.strong(batch, FIRST) for batch in some])
-        learner.weak = _Prepared([learner.weak(batch, SECOND) for batch in some])
+        learner.views = {
+            number: _Prepared([how(batch, number) for batch in some]) for number, how in learner.views.items()
+        }
     for batch in cmsf_source(pictures, setting):
         learner.step(batch, recipe.target_momentum)
         yield len(batch.index)

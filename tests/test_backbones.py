@@ -4,6 +4,7 @@ import torch
 from cmsf.backbones import feature_width, make_backbone
 from cmsf.encoders import Encoders
 from cmsf.errors import BadInput
+from cmsf.heads import perceptron
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_a_size_that_a_backbone_cannot_take_is_refused() -> None:
 
 def test_the_target_starts_as_the_online_encoder_and_follows_it() -> None:
     torch.manual_seed(0)
-    encoders = Encoders(make_backbone("small-residual"), width=128, hidden=16, dim=8)
+    encoders = Encoders(make_backbone("small-residual"), 8, perceptron(128, 16, 8))
     for name, value in encoders.target.state_dict().items():
         assert torch.equal(value, encoders.online.state_dict()[name])
     before = [p.clone() for p in encoders.target.parameters()]

@@ -88,6 +88,7 @@ def test_a_stopped_run_resumes_bit_for_bit_in_any_precision(
 
 def learner(precision: str) -> tuple[Learner, WholeBatch]:
     numbers = {"bank_size": 16, "projection_hidden": 8, "projection_dim": 4, "size": 12, "batch_size": 8}
+    numbers |= {"prediction_hidden": 8, "support_classes": 0, "support_images": 0}
     numbers |= {"weak_crop": 0.5, "strong_crop": 0.5, "extra_size": 8, "cache": "ram"}
     made = make_learner(
         Resolved(backbone="small-residual", precision=precision, **numbers), torch.full((16,), -1), "cpu"
@@ -124,12 +125,12 @@ def test_a_run_that_diverges_says_so_in_one_line_and_keeps_its_last_good_checkpo
 ) -> None:
     step, count = Learner.step, [0]
 
-    def poisoned(self: Learner, batch: object, momentum: float) -> object:
+    def poisoned(self: Learner, *given: Any) -> object:
         count[0] += 1
         if count[0] == 7:
             with torch.no_grad():
                 self.encoders.predictor[-1].bias.fill_(torch.inf)
-        return step(self, batch, momentum)
+        return step(self, *given)
 
     monkeypatch.setattr(Learner, "step", poisoned)
     with pytest.raises(
@@ -149,8 +150,8 @@ def test_weights_and_statistics_that_are_no_numbers_are_never_saved(
 ) -> None:
     step, count = Learner.step, [0]
 
-    def spoiled(self: Learner, batch: object, momentum: float) -> object:
-        found = step(self, batch, momentum)
+    def spoiled(self: Learner, *given: Any) -> object:
+        found = step(self, *given)
         count[0] += 1
         if count[0] == 8:  # the last of the second epoch, whose loss was fine
             with torch.no_grad():

@@ -16,11 +16,13 @@ from runs import TINY, StopAt, assert_same, assert_same_run
 from torch import Tensor
 
 import cmsf
-from cmsf.assembly import make_encoders, resolve
+from cmsf.assembly import make_encoders, objective_of
 from cmsf.backbones import make_backbone
 from cmsf.cli import main
+from cmsf.encoders import Encoders
 from cmsf.errors import BadInput
 from cmsf.recipe import Recipe, Resolved
+from cmsf.resolving import resolve
 from cmsf.training import Stopped
 from cmsf.weights import StartingWeights, fill, is_timm_name, starting_weights
 
@@ -51,10 +53,14 @@ def small_recipe(backbone: str = "small-residual", **changes: Any) -> Resolved:
     return resolve(Recipe(backbone=backbone, size=32, epochs=1).changed(changes), noise(30, 6), 32)
 
 
+def encoders_of(recipe: Resolved, start: StartingWeights | None = None) -> Encoders:
+    return make_encoders(recipe, objective_of(recipe), 3, start)
+
+
 def started(recipe: Resolved, init: str | Path) -> dict[str, Tensor]:
     """The backbone's tensors after starting from there."""
     start = starting_weights(str(init), recipe.backbone, recipe.size)
-    return make_encoders(recipe, start).online.backbone.state_dict()
+    return encoders_of(recipe, start).online.backbone.state_dict()
 
 
 def save_safetensors(state: dict[str, Tensor], folder: Path) -> Path:
@@ -120,7 +126,7 @@ def test_files_older_than_batchnorms_counter_are_taken(tmp_path: Path) -> None:
 
 def test_the_target_starts_as_the_online_encoder_in_every_tensor() -> None:
     recipe, state = small_recipe(), weights_of("small-residual")
-    encoders = make_encoders(recipe, StartingWeights("test", state))
+    encoders = encoders_of(recipe, StartingWeights("test", state))
     online, target = encoders.online.state_dict(), encoders.target.state_dict()
     assert_same(dict(target), dict(online))
     assert_same({name: target[f"backbone.{name}"] for name in state}, state)
@@ -129,7 +135,7 @@ def test_the_target_starts_as_the_online_encoder_in_every_tensor() -> None:
 def test_the_heads_are_those_that_the_seed_gives_without_weights() -> None:
     recipe = small_recipe()
     drawn = torch.random.get_rng_state()
-    plain, filled = make_encoders(recipe), make_encoders(recipe, StartingWeights("test", weights_of("small-residual")))
+    plain, filled = encoders_of(recipe), encoders_of(recipe, StartingWeights("test", weights_of("small-residual")))
     assert torch.equal(torch.random.get_rng_state(), drawn)
     own = {name: value for name, value in plain.state_dict().items() if ".backbone." not in name}
     assert_same({name: filled.state_dict()[name] for name in own}, own)
@@ -286,7 +292,7 @@ def test_a_run_starts_from_another_run_and_without_weights_it_is_as_ever(bars: P
     first = cmsf.train("msf-small", bars, tmp_path / "first", quiet=True, **TINY)
     assert "init_sha256" not in json.loads(first.folder.environment_file.read_text())
     second = cmsf.train("msf-small", bars, tmp_path / "second", quiet=True, init=str(first.path), **TINY)
-    before = make_encoders(second.recipe, starting_weights(second.recipe.init, "small-residual", 16)).online.backbone
+    before = encoders_of(second.recipe, starting_weights(second.recipe.init, "small-residual", 16)).online.backbone
     assert_same(dict(before.state_dict()), safetensors.torch.load_file(first.folder.backbone_file))
     assert second.references()["starting weights"] == first.evaluate("knn")
 
