@@ -104,10 +104,10 @@ def test_a_run_follows_its_schedule_and_takes_every_epoch_in_another_order(
     seen: list[tuple[int, list[int], float, float]] = []
     step = Learner.step
 
-    def watched(learner: Learner, batch: Batch, momentum: float) -> Any:
+    def watched(learner: Learner, batch: Batch, momentum: float, support: Batch | None = None) -> Any:
         lr = learner.optimiser.param_groups[0]["lr"]
         seen.append((batch.epoch, batch.index.tolist(), lr, momentum))
-        return step(learner, batch, momentum)
+        return step(learner, batch, momentum, support)
 
     monkeypatch.setattr(Learner, "step", watched)
     changes = TINY | {"target_momentum": 0.5, "target_momentum_end": 0.9, "warmup_epochs": 1}
