@@ -25,7 +25,7 @@ from cmsf.data import arrange, open_source
 from cmsf.data.labels import Labels
 from cmsf.data.lists import write_rows
 from cmsf.environment import describe_machine
-from cmsf.evaluation.finetune import Course
+from cmsf.evaluation.finetune import TuningCourse
 from cmsf.files import write_text
 from cmsf.recipe import Recipe
 
@@ -125,7 +125,7 @@ def pretrain(cell: Cell, folder: Path, labels: Path) -> dict[str, Any]:
 def tune(cell: Cell, runs: Path, labels: Path) -> dict[str, Any]:
     run = cmsf.Run(runs / cell.run)
     out, count = runs / cell.name, len(labels.read_text().splitlines()) - 1
-    batch, usual = Course().for_images(count)
+    batch, usual = TuningCourse().for_examples(count)
     if cell.way == "xent":
         epochs = round((passes(run) + usual * (count // batch) * batch) / ((count // batch) * batch))
         how: dict[str, Any] = {"random_weights": True, "epochs": epochs, "lr": XENT_LR}
