@@ -12,7 +12,7 @@ from torch import nn
 from cmsf.data import Dataset, arrange, load, open_source
 from cmsf.errors import BadInput
 from cmsf.evaluation import Extractor, Few, evaluate_few_labels, listed, seeded_shares
-from cmsf.evaluation.finetune import Course, fine_tune
+from cmsf.evaluation.finetune import TuningCourse, fine_tune
 from cmsf.evaluation.predicting import score_all
 from cmsf.recipe import Recipe
 
@@ -69,7 +69,7 @@ def test_fine_tuning_moves_a_copy_of_the_whole_network_and_repeats() -> None:
     ("count", "batch", "epochs"), [(128_116, 256, 20), (2048, 256, 63), (1000, 125, 63), (100, 16, 84), (5, 5, 500)]
 )
 def test_the_papers_course_and_more_epochs_where_images_are_few(count: int, batch: int, epochs: int) -> None:
-    assert Course().for_images(count) == (batch, epochs)
+    assert TuningCourse().for_examples(count) == (batch, epochs)
 
 
 @pytest.fixture

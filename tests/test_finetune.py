@@ -23,19 +23,14 @@ from cmsf.cli import main
 from cmsf.data import arrange, open_source
 from cmsf.errors import BadInput
 from cmsf.evaluation import Extractor, finetune
-from cmsf.evaluation.finetune import Course, fine_tune, fine_tune_in_rounds, new_classifier
+from cmsf.evaluation.finetune import TuningCourse, fine_tune, fine_tune_in_rounds, new_classifier
 from cmsf.recipe import Recipe
 from cmsf.rows import UNKNOWN
 
 SHORT = {"epochs": 2, "quiet": True, "device": "cpu", "workers": 0}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)
@@ -81,9 +76,9 @@ def contents(classifier: cmsf.Classifier) -> list[bytes]:
 
 def test_one_round_is_the_fine_tuning_of_few_labels_bit_for_bit() -> None:
     data, like = levels(60), Extractor(network(), 12)
-    once = fine_tune(like, data.train, data.train.truth, 8, 3, seed=1, course=Course(epochs=3))
+    once = fine_tune(like, data.train, data.train.truth, 8, 3, seed=1, course=TuningCourse(epochs=3))
     rounds = new_classifier(like, 8, 3, seed=1)
-    assert len(list(fine_tune_in_rounds(rounds, data.train, like, 1, course=Course(epochs=3)))) == 1
+    assert len(list(fine_tune_in_rounds(rounds, data.train, like, 1, course=TuningCourse(epochs=3)))) == 1
     for one, other in zip(once.state_dict().values(), rounds.state_dict().values(), strict=True):
         assert torch.equal(one, other)
 
@@ -129,7 +124,7 @@ def test_each_round_goes_on_from_the_one_before_and_guesses_afresh(monkeypatch: 
     monkeypatch.setattr(finetune, "CONFIDENT", 0.0)
     after = [
         next(classifier.parameters()).clone()
-        for _ in fine_tune_in_rounds(classifier, split, like, 0, rounds=3, course=Course().asked(epochs=1))
+        for _ in fine_tune_in_rounds(classifier, split, like, 0, rounds=3, course=TuningCourse().asked(epochs=1))
     ]
     assert [torch.equal(one, other) for one, other in zip(asked, after, strict=False)] == [True, True]
     assert not torch.equal(after[0], after[1])

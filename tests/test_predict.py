@@ -3,7 +3,6 @@
 import csv
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -28,12 +27,7 @@ BROKEN = ["broken.jpg", "empty.png", "text.png"]
 KINDS = ["grey.png", "palette.png", "sixteen.png"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -144,9 +144,9 @@ def test_learning_again_goes_on_from_what_was_learned(kind: str) -> None:
 
 
 def test_few_labels_are_gone_through_more_often_and_many_as_the_paper_does() -> None:
-    assert PseudoCourse().for_rows(128_116) == (256, 10)
-    assert PseudoCourse().for_rows(100) == (100, 20)
-    assert PseudoCourse().for_rows(1000) == (256, 10)
+    assert PseudoCourse().for_examples(128_116) == (256, 10)
+    assert PseudoCourse().for_examples(100) == (100, 20)
+    assert PseudoCourse().for_examples(1000) == (256, 10)
 
 
 @pytest.mark.parametrize("kind", KINDS)

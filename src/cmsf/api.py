@@ -18,7 +18,7 @@ from cmsf.data import Dataset, Request, open_source
 from cmsf.environment import INIT_SHA256, describe_environment
 from cmsf.errors import BadInput, did_you_mean
 from cmsf.evaluation import Extractor
-from cmsf.evaluation.finetune import TUNES, Course, Tune
+from cmsf.evaluation.finetune import TUNES, Tune, TuningCourse
 from cmsf.evaluation.judged import HeldOut
 from cmsf.finetuning import How, starting_network, to_learn_from
 from cmsf.finetuning import tune as tune_network
@@ -180,7 +180,9 @@ def _how(
     known = next((one for one in TUNES if one == tune), None)
     if known is None:
         raise BadInput(f"--tune {tune} will not do; {did_you_mean(str(tune), TUNES, 'use ' + ', '.join(TUNES))}")
-    return How(rounds, known, random_weights, run.recipe.seed if seed is None else seed, Course().asked(epochs, lr))
+    return How(
+        rounds, known, random_weights, run.recipe.seed if seed is None else seed, TuningCourse().asked(epochs, lr)
+    )
 
 
 def _describe(images: Dataset) -> list[str]:

@@ -210,5 +210,6 @@ def _pseudo_classifier(recipe: Recipe, label: Tensor, dim: int) -> PseudoClassif
         made: PseudoClassifier = Vote(len(known), dim, classes, min(_VOTES, int(count[count > 0].min())), dtype)
     else:
         hidden = {"linear": 0, "mlp-2": 1, "mlp-3": 2}[recipe.pseudo_labels]
-        made = Layers(dim, classes, hidden, PseudoCourse(recipe.pseudo_epochs, recipe.pseudo_lr), recipe.seed)
+        course = PseudoCourse(epochs=recipe.pseudo_epochs, lr=recipe.pseudo_lr)
+        made = Layers(dim, classes, hidden, course, recipe.seed)
     return made.to(label.device, dtype)

@@ -1,8 +1,9 @@
-"""Writing files so that they are there whole or not at all."""
+"""Files: written so that they are there whole or not at all, and known by their hash."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -53,6 +54,10 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sha256_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:

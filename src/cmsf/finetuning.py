@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,15 +25,16 @@ from cmsf.evaluation.finetune import (
     CONFIDENT,
     HEAD,
     LINEAR,
-    Course,
     Round,
     Tune,
+    TuningCourse,
     fine_tune_in_rounds,
     new_classifier,
 )
 from cmsf.evaluation.judged import HeldOut
 from cmsf.evaluation.measures import Result
 from cmsf.evaluation.predicting import score_all
+from cmsf.files import sha256_of
 from cmsf.recipe import Resolved
 from cmsf.resolving import check_every_class_labelled
 from cmsf.rows import UNKNOWN
@@ -52,7 +51,7 @@ class How:
     tune: Tune
     random_weights: bool
     seed: int
-    course: Course
+    course: TuningCourse
 
 
 @dataclass(frozen=True)
@@ -143,8 +142,8 @@ def write(
                 "data": request.data,
                 "val": request.val,
                 "recipe": recipe.name,
-                "weights_sha256": _digest(draft.backbone_file),
-                "head_sha256": _digest(draft.head_file),
+                "weights_sha256": sha256_of(draft.backbone_file),
+                "head_sha256": sha256_of(draft.head_file),
                 "written": datetime.now(UTC).isoformat(timespec="seconds"),
                 **describe_machine(device),
             }
@@ -217,7 +216,3 @@ def _in_words(report: dict[str, Any]) -> str:
     if report["test accuracy"] is not None:
         words.append(f"test accuracy {report['test accuracy']:.2f} %")
     return "; ".join(words)
-
-
-def _digest(file: Path) -> str:
-    return sha256(file.read_bytes()).hexdigest()

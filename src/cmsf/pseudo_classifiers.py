@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from cmsf.course import Course
 from cmsf.heads import perceptron
 from cmsf.neighbours import Own, nearest_vectors
 from cmsf.randomness import permutation
@@ -30,25 +31,13 @@ class PseudoClassifier(nn.Module, ABC):
         """How probable each class is."""
 
 
-@dataclass(frozen=True)
-class PseudoCourse:
-    """How layers are trained each time: the paper's SGD.
-
-    The paper's smallest set of labels, 1 % of ImageNet, makes 500 steps each time. Few labels would make next to none,
-    so they are gone through more often, up to `least_steps`.
-    """
+@dataclass(frozen=True, kw_only=True)
+class PseudoCourse(Course):
+    """How layers are trained each time: the paper's SGD, of which 1 % of ImageNet's labels make 500 steps."""
 
     epochs: int = 10
     lr: float = 0.01
-    batch: int = 256
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
     least_steps: int = 20
-
-    def for_rows(self, count: int) -> tuple[int, int]:
-        """Batch size and epochs."""
-        batch = min(self.batch, count)
-        return batch, max(self.epochs, -(-self.least_steps // (count // batch)))
 
 
 class Layers(PseudoClassifier):
@@ -65,13 +54,8 @@ class Layers(PseudoClassifier):
     def fit(self, rows: Rows, times: int) -> None:
         known = rows[rows.exists]
         assert known.label is not None
-        batch, epochs = self.course.for_rows(len(known))
-        optimiser = torch.optim.SGD(
-            self.parameters(),
-            lr=self.course.lr,
-            momentum=self.course.momentum,
-            weight_decay=self.course.weight_decay,
-        )
+        batch, epochs = self.course.for_examples(len(known))
+        optimiser = self.course.optimiser(self.parameters())
         self.train()
         for epoch in range(epochs):
             order = permutation(len(known), self.seed, _TRAINING + times, epoch).to(known.index.device)

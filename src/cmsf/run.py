@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +32,7 @@ from cmsf.evaluation import (
     seeded_shares,
 )
 from cmsf.evaluation.transfer import TRIALS, evaluate_transfer, paper_suite, read_suite, searching
+from cmsf.files import sha256_of
 from cmsf.recipe import AUTO, Recipe, Resolved
 from cmsf.run_folder import RunFolder
 from cmsf.screen import Screen
@@ -117,8 +117,7 @@ class Run:
         check_metric(metric)
         where = pick_device(device)
         result = self._judge(metric, self.backbone(where), data, where, worker_count(workers), options)
-        weights = hashlib.sha256(self.folder.backbone_file.read_bytes()).hexdigest()
-        self._save(metric, result, data, where, {"weights_sha256": weights}, options)
+        self._save(metric, result, data, where, {"weights_sha256": sha256_of(self.folder.backbone_file)}, options)
         return result.accuracy
 
     def references(

@@ -33,7 +33,7 @@ _LONGEST_NAME = 16
 class Sheet:
     """Pictures and words on one surface, measured in inches from the upper left corner.
 
-    Axes of its own for every picture, which is how matplotlib would have it, take twenty times as long.
+    Axes of its own for every picture, which is how matplotlib would have it, take five times as long.
     """
 
     def __init__(self, width: float, height: float) -> None:

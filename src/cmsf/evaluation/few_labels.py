@@ -15,7 +15,7 @@ from cmsf.data import Dataset
 from cmsf.data.labels import Labels, share_of_each_class
 from cmsf.errors import BadInput
 from cmsf.evaluation.features import Extractor
-from cmsf.evaluation.finetune import HEAD, Course, fine_tune
+from cmsf.evaluation.finetune import HEAD, TuningCourse, fine_tune
 from cmsf.evaluation.judged import judged_splits
 from cmsf.evaluation.linear import STANDARDISED, Standardised, fit_chosen
 from cmsf.evaluation.measures import Judged, Result, hits
@@ -67,7 +67,7 @@ def evaluate_few_labels(features: Extractor, data: Dataset, few: Sequence[Few], 
     names = [some.name for some in few]
     if len(set(names)) < len(names):
         raise BadInput(f"two lists of labels are called {max(names, key=names.count)}; rename one of them")
-    course, judged, described = Course(), {}, {}
+    course, judged, described = TuningCourse(), {}, {}
     for some in few:
         if len(some.label.unique()) < 2:
             raise BadInput(f"{some.name} has labels of {len(some.label.unique())} class; two are needed to tell apart")

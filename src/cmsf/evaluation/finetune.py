@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
+from cmsf.course import Course
 from cmsf.data import Split, feed
 from cmsf.errors import BadInput
 from cmsf.evaluation.features import Extractor
@@ -31,35 +32,30 @@ Tune = Literal["whole", "head", "linear"]
 TUNES: tuple[Tune, ...] = get_args(Tune)
 
 
-@dataclass(frozen=True)
-class Course:
+@dataclass(frozen=True, kw_only=True)
+class TuningCourse(Course):
     """The paper's: 20 epochs of SGD with batch 256, lr 0.005 and a tenth of it after three quarters of the way.
 
-    Few images make few steps, and those would teach nothing: batches are then smaller and epochs more.
+    For few images batches are smaller, too.
     """
 
     epochs: int = 20
-    batch: int = 256
     lr: float = 0.005
     drop: float = 0.75
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
     least_batch: int = 16
     batches_an_epoch: int = 8
     least_steps: int = 500
 
-    def asked(self, epochs: int | None = None, lr: float | None = None) -> Course:
+    def asked(self, epochs: int | None = None, lr: float | None = None) -> TuningCourse:
         """With a user's numbers; epochs that are asked for are so many, however few the images."""
         course = self if lr is None else replace(self, lr=lr)
         return course if epochs is None else replace(course, epochs=epochs, least_steps=0)
 
-    def for_images(self, count: int) -> tuple[int, int]:
-        """Batch size and epochs."""
-        batch = min(self.batch, count, max(self.least_batch, count // self.batches_an_epoch))
-        return batch, max(self.epochs, -(-self.least_steps // (count // batch)))
+    def batch_for(self, count: int) -> int:
+        return min(super().batch_for(count), max(self.least_batch, count // self.batches_an_epoch))
 
     def describe(self, count: int) -> str:
-        batch, epochs = self.for_images(count)
+        batch, epochs = self.for_examples(count)
         return (
             f"SGD, {epochs} epochs of {count} images, batch {batch}, lr {self.lr}, × 0.1 after {self.drop:.0%} of "
             f"them, momentum {self.momentum}, weight decay {self.weight_decay:g}; random resized crop of {SCALE[0]:g} "
@@ -91,7 +87,7 @@ def fine_tune(
     width: int,
     classes: int,
     seed: int,
-    course: Course = Course(),
+    course: TuningCourse = TuningCourse(),
 ) -> nn.Module:
     """A classifier: a copy of the network with a two-layer head, all of it trained on random views of these images.
 
@@ -115,7 +111,7 @@ def fine_tune_in_rounds(
     *,
     rounds: int = 1,
     tune: Tune = "whole",
-    course: Course = Course(),
+    course: TuningCourse = TuningCourse(),
 ) -> Iterator[Round]:
     """Train a classifier on the labelled images, then again and again on these and what it is confident of.
 
@@ -141,7 +137,7 @@ def fine_tune_in_rounds(
             how = fit_layer(network, split.part(known), label[known], like)
         else:
             train_classifier(network, split.part(known), label[known], like, seed, course, tune, first_epoch=epochs)
-            epochs, how = epochs + course.for_images(len(known))[1], course.describe(len(known))
+            epochs, how = epochs + course.for_examples(len(known))[1], course.describe(len(known))
         yield Round(number, len(split) - len(unlabelled), pseudo, guess, how)
 
 
@@ -158,7 +154,7 @@ def train_classifier(
     label: Int[Tensor, " n"],
     like: Extractor,
     seed: int,
-    course: Course = Course(),
+    course: TuningCourse = TuningCourse(),
     tune: Tune = "whole",
     first_epoch: int = 0,
 ) -> None:
@@ -169,10 +165,8 @@ def train_classifier(
     backbone, head = network
     whole = tune == "whole"
     learning = network if whole else head
-    optimiser = torch.optim.SGD(
-        learning.parameters(), lr=course.lr, momentum=course.momentum, weight_decay=course.weight_decay
-    )
-    batch, epochs = course.for_images(len(split))
+    optimiser = course.optimiser(learning.parameters())
+    batch, epochs = course.for_examples(len(split))
     # The last incomplete batch of an epoch is dropped: BatchNorm cannot learn from one image.
     steps = len(split) // batch
     plan = (
