@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -43,20 +43,14 @@ def compute_all(
 
 @contextmanager
 def claimed(file: Path) -> Iterator[bool]:
-    """Whether this process may compute a cell: nobody alive has claimed it."""
-    try:
-        with file.open("x") as stream:
-            stream.write(str(os.getpid()))
-    except FileExistsError:
-        owner = file.read_text().strip()
-        if not owner or Path(f"/proc/{owner}").exists():
+    """Whether this process may compute a cell. The claim is a lock, which ends with the process, however it ends."""
+    with file.open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             yield False
-            return
-        file.write_text(str(os.getpid()))
-    try:
-        yield True
-    finally:
-        file.unlink()
+        else:
+            yield True
 
 
 def read(folder: Path, name: str) -> dict[str, Any] | None:
