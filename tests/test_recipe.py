@@ -52,7 +52,7 @@ def test_at_the_papers_scale_a_baseline_has_its_own_papers_settings() -> None:
     moco, simclr = named("moco-v2-imagenet"), named("simclr-imagenet")
     assert (moco.temperature, moco.bank_size, moco.target_momentum, moco.lr) == (0.2, 65_536, 0.999, 0.03)
     assert (simclr.optimiser, simclr.batch_size, simclr.lr, simclr.weight_decay) == ("lars", 4096, 4.8, 1e-6)
-    assert (named("supcon-imagenet").projection_dim, named("supcon-imagenet").warmup_epochs) == (128, 10)
+    assert named("supcon-imagenet").projection_dim == 128
     paws, few = named("paws-imagenet"), named("paws+support-400-imagenet")
     assert paws.support_classes * paws.support_images == 6720
     assert (few.support_classes, few.support_images, few.batch_size) == (200, 2, 256)
@@ -62,9 +62,10 @@ def test_at_the_papers_scale_a_baseline_has_its_own_papers_settings() -> None:
 
 
 def test_a_variant_changes_what_it_says_and_variants_add_up() -> None:
-    for variant, (_, changes) in VARIANTS.items():
-        plain, changed = named("cmsf-sup-imagenet"), named(f"cmsf-sup+{variant}-imagenet")
-        assert changed == plain.changed(changes | {"name": f"cmsf-sup+{variant}-imagenet"})
+    for name, variant in VARIANTS.items():
+        for method in variant.methods:
+            plain, changed = named(f"{method}-imagenet"), named(f"{method}+{name}-imagenet")
+            assert changed == plain.changed(variant.changes | {"name": f"{method}+{name}-imagenet"})
     both = named("supcon+standard-views+without-target+bank-16k-imagenet")
     assert (both.first_view, both.second_view, both.weak_crop) == ("weak", "weak", 0.08)
     assert (both.include_query, both.bank_size) == (False, 16_000)
@@ -80,6 +81,8 @@ def test_a_variant_changes_what_it_says_and_variants_add_up() -> None:
         ("cmsf-supp+coarse", "no recipe is called 'cmsf-supp+coarse'; did you mean"),
         ("+coarse", "no recipe is called '+coarse'"),
         ("cmsf-sup+", "no variant of a recipe is called ''"),
+        ("simclr+top-20", "+top-20 makes no difference to simclr; it is for cmsf-sup, cmsf-sup-all, cmsf-semi"),
+        ("simsiam+bank-16k-small", "+bank-16k makes no difference to simsiam"),
     ],
 )
 def test_a_name_that_is_none_is_refused_with_the_nearest(name: str, message: str) -> None:
@@ -152,3 +155,5 @@ def test_eighty_photos_just_work() -> None:
     assert (recipe.bank_size, recipe.batch_size, recipe.size) == (72, 16, 128)
     assert (recipe.projection_hidden, recipe.projection_dim) == (1024, 128)
     assert resolve(replace(named("msf-small"), batch_size=10), photos, 30).size == 30
+    supcon = named("supcon-standard").changed({"backbone": "small-residual"})  # ten of 200 epochs, as in the paper
+    assert [resolve(replace(supcon, epochs=n), photos, 30).warmup_epochs for n in (200, 30, 8)] == [10, 1, 0]

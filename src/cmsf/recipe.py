@@ -156,7 +156,9 @@ class Recipe:
     lr_schedule: Literal["cosine", "step"] = setting(
         "cosine", "how the learning rate falls: to zero by a cosine, or to a tenth after each third of the epochs"
     )
-    warmup_epochs: int = setting(0, "epochs over which the learning rate rises from zero", least=0)
+    warmup_epochs: int | Auto = setting(
+        0, "epochs over which the learning rate rises from zero; auto: a twentieth of them", least=0
+    )
     sgd_momentum: float = setting(0.9, "momentum of SGD", least=0, most=1)
     weight_decay: float = setting(
         1e-4, "weight decay, on all parameters; with lars, not on biases and BatchNorm", least=0
@@ -229,6 +231,7 @@ class Resolved(Recipe):
     strong_crop: float
     extra_size: int
     cache: Literal["ram", "off"]
+    warmup_epochs: int
 
 
 def parse(name: str, text: str) -> Any:

@@ -32,8 +32,9 @@ def resolve(recipe: Recipe, data: Dataset, typical_side: int) -> Resolved:
         _check_neighbours(recipe, bank)
     _check_labels(recipe, objective, data)
     classes, each = _support(recipe, data) if objective.wants_support else (0, 0)
-    if recipe.warmup_epochs >= recipe.epochs:
-        raise BadInput(f"--warmup-epochs {recipe.warmup_epochs} leaves nothing of --epochs {recipe.epochs}; use fewer")
+    warmup = recipe.epochs // 20 if recipe.warmup_epochs == AUTO else recipe.warmup_epochs
+    if warmup >= recipe.epochs:
+        raise BadInput(f"--warmup-epochs {warmup} leaves nothing of --epochs {recipe.epochs}; use fewer, or auto")
     size = view_size(recipe, typical_side)
     extra_size = max(8, round(size * 3 / 7)) if recipe.extra_size == AUTO else recipe.extra_size
     with torch.random.fork_rng(devices=[]):
@@ -60,6 +61,7 @@ def resolve(recipe: Recipe, data: Dataset, typical_side: int) -> Resolved:
         "support_classes": classes,
         "support_images": each,
         "batch_size": batch,
+        "warmup_epochs": warmup,
         "projection_hidden": hidden,
         "projection_dim": max(2, width // 4) if recipe.projection_dim == AUTO else recipe.projection_dim,
         "prediction_hidden": hidden if recipe.prediction_hidden == AUTO else recipe.prediction_hidden,

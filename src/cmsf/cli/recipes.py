@@ -25,7 +25,7 @@ def _recipes(chosen: argparse.Namespace) -> int:
         _print("\nBaselines, in the same loop:", {method: firsts[method] for method in BASELINES})
         scales = {scale: (make.__doc__ or "").splitlines()[0] for scale, make in SCALES.items()}
         _print("\nScales, as METHOD-SCALE; a bare METHOD picks small or standard by the size of the images:", scales)
-        variants = {variant: about for variant, (about, _) in VARIANTS.items()}
+        variants = {name: variant.about for name, variant in VARIANTS.items()}
         _print("\nVariants, as METHOD+VARIANT or METHOD+VARIANT-SCALE, one or several:", variants)
         return 0
     if lacks_scale(chosen.name):

@@ -12,7 +12,8 @@ from torch import Tensor
 from cmsf.randomness import permutation
 from cmsf.rows import UNKNOWN
 
-_DRAWING = 0x5099 << 40  # what this use of the hash is for; no epoch is ever so high
+# What these uses of the hash are for; no epoch is ever so high.
+_DRAWING, _CHOOSING = 0x5099 << 40, 0x509A << 40
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,20 @@ class Support:
     seed: int
 
     def __call__(self, step: int) -> Int[Tensor, " s"]:
+        shuffled = self._labelled[permutation(len(self._labelled), self.seed, _DRAWING, step)]
         if not self.classes:
-            labelled = (self.label != UNKNOWN).nonzero()[:, 0]
-            return labelled[permutation(len(labelled), self.seed, _DRAWING, step)[: self.images]]
-        chosen = permutation(len(self._members), self.seed, _DRAWING, step)[: self.classes].tolist()
-        return torch.cat([self._some_of(number, step) for number in chosen])
-
-    def _some_of(self, number: int, step: int) -> Int[Tensor, " images"]:
-        member = self._members[number]
-        return member[permutation(len(member), self.seed, _DRAWING, step, number)[: self.images]]
+            return shuffled[: self.images]
+        by_class = shuffled[self.label[shuffled].argsort(stable=True)]
+        start = self._starts[permutation(len(self._starts), self.seed, _CHOOSING, step)[: self.classes]]
+        return by_class[start[:, None] + torch.arange(self.images)].flatten()
 
     @cached_property
-    def _members(self) -> list[Int[Tensor, " m"]]:
-        return [(self.label == number).nonzero()[:, 0] for number in self.label.unique() if number != UNKNOWN]
+    def _labelled(self) -> Int[Tensor, " m"]:
+        return (self.label != UNKNOWN).nonzero()[:, 0]
+
+    @cached_property
+    def _starts(self) -> Int[Tensor, " c"]:
+        """Where each class begins when the labelled images are in the order of their classes."""
+        _, count = self.label[self._labelled].unique(return_counts=True)
+        start: Tensor = count.cumsum(0) - count
+        return start

@@ -45,13 +45,16 @@ class Named:
             if variant not in VARIANTS:
                 hint = did_you_mean(variant, VARIANTS, "cmsf recipes lists them all")
                 raise BadInput(f"no variant of a recipe is called {variant!r}; {hint}")
+            methods = VARIANTS[variant].methods
+            if self.method not in methods:
+                raise BadInput(f"+{variant} makes no difference to {self.method}; it is for {', '.join(methods)}")
 
     def recipe(self, scale: str) -> Recipe:
         made = METHODS[self.method](SCALES[scale]())
         if scale == _PAPER:
             made = made.changed(AT_PAPER_SCALE.get(self.method, {}))
         for variant in self.variants:
-            made = made.changed(VARIANTS[variant][1])
+            made = made.changed(VARIANTS[variant].changes)
         return made.changed({"name": f"{'+'.join((self.method, *self.variants))}-{scale}"})
 
 
@@ -91,7 +94,7 @@ def explain(name: str) -> str:
     check_name(name)
     parts = Named.parse(name)
     about = cleandoc(METHODS[parts.method].__doc__ or "")
-    return "\n".join([about, *(f"+{variant}: {VARIANTS[variant][0]}." for variant in parts.variants)])
+    return "\n".join([about, *(f"+{variant}: {VARIANTS[variant].about}." for variant in parts.variants)])
 
 
 def _is_file(name: str) -> bool:

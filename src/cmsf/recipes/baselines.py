@@ -30,9 +30,10 @@ def supcon(scale: Recipe) -> Recipe:
 
     Temperature 0.1, a projector of its own (2048, 128), ten of 200 epochs of warm-up. Supplement, ablations (b),
     ImageNet: 77.5 linear, 78.4 mean transfer as it is here (weak and strong views, the target among the positives, a
-    bank of 128,000); their base is supcon+standard-views+without-target+bank-16k: 77.9 and 77.2.
+    bank of 128,000); their base is supcon+standard-views+without-target+bank-16k: 77.9 and 77.2. The authors' code has
+    the factor τ / 0.07 before the loss, which their equation has not, nor have we.
     """
-    return replace(scale, objective="supcon", temperature=0.1, warmup_epochs=scale.epochs // 20)
+    return replace(scale, objective="supcon", temperature=0.1, warmup_epochs="auto")
 
 
 def proto_nw(scale: Recipe) -> Recipe:
@@ -93,7 +94,8 @@ def simsiam(scale: Recipe) -> Recipe:
 def isd(scale: Recipe) -> Recipe:
     """ISD: be as similar to the other images of a bank as the target is (Tejankar et al. 2021, Sec. 3).
 
-    Temperature 0.02, bank 128,000, target momentum 0.999, 200 epochs. Table 1: 69.8 linear, 59.2 1-NN, 62.0 20-NN.
+    Temperature 0.02, bank 128,000, target momentum 0.999, 200 epochs. Table 1: 69.8 linear, 59.2 1-NN, 62.0 20-NN. The
+    views are this paper's, weak and strong; their first is a strong one (isd+strong-views).
     """
     return replace(scale, objective="isd", temperature=0.02)
 
@@ -104,7 +106,7 @@ def paws(scale: Recipe) -> Recipe:
     For few labels. Temperature 0.1, sharpening 0.25, label smoothing 0.1, support of 960 classes × 7 images, six small
     crops, projector of three layers (2048), LARS with lr 6.4, batch 4096, weight decay 1e-6, ten epochs of warm-up.
     Table 4, ImageNet with 10 % of the labels: 75.5 top-1; 70.2 with 1,680 support images and 62.9 with 400
-    (paws+support-400, which the paper trained itself).
+    (paws+support-400, which the paper trained itself). Their code also sets targets below 1e-4 to zero; ours does not.
     """
     return replace(
         scale, objective="paws", temperature=0.1, sharpening=0.25, bank_size=0, support_classes="auto", **_TWO_ALIKE
@@ -116,7 +118,8 @@ def fixmatch(scale: Recipe) -> Recipe:
 
     For few labels. Threshold 0.95 and weight 1, on ImageNet 0.7 and 10; RandAugment with cutout as the strong view; 64
     labelled images beside a batch, on ImageNet 1,024 beside 5,120; lr 0.03. Table 4, ImageNet with 10 % of the labels,
-    300 epochs: 71.5 top-1. They evaluate a moving average of the network, we the network.
+    300 epochs: 71.5 top-1. They evaluate a moving average of the network, we the network; their SGD is Nesterov's, ours
+    is everyone's.
     """
     return replace(
         scale,

@@ -2,43 +2,72 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-_STANDARD = {"first_view": "weak", "second_view": "weak", "weak_crop": 0.08}
+from cmsf.recipes.baselines import BASELINES
+from cmsf.recipes.methods import OURS
 
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+_ALL = (*OURS, *BASELINES)
+_BY_CLASS = ("cmsf-sup", "cmsf-sup-all", "cmsf-semi", "cmsf-semi-basic")
+_LABELS = (*_BY_CLASS, "xent", "supcon", "proto-nw", "paws", "fixmatch")
+_BANK = (*OURS, "supcon", "proto-nw", "moco-v2", "nnclr", "isd")
+
+
+@dataclass(frozen=True)
+class Variant:
+    about: str
+    changes: dict[str, Any]
+    methods: tuple[str, ...] = _ALL
+    """Those it makes a difference to."""
+
+
+VARIANTS = {
     **{
-        f"noise-{rate}": (f"{rate} % of the labels are replaced at random (Table 3)", {"label_noise": rate / 100})
+        f"noise-{rate}": Variant(
+            f"{rate} % of the labels are replaced at random (Table 3)", {"label_noise": rate / 100}, _LABELS
+        )
         for rate in (5, 10, 25, 50)
     },
-    "coarse": (
+    "coarse": Variant(
         "labels are WordNet's groups of the classes; evaluation has the classes (supplement, coarse-grained ImageNet)",
         {"coarse_labels": "wordnet"},
+        _LABELS,
     ),
     **{
-        f"top-{k}": (f"pulled to the {k} nearest of the class (supplement, ablations c)", {"k": k})
+        f"top-{k}": Variant(f"pulled to the {k} nearest of the class (supplement, ablations c)", {"k": k}, _BY_CLASS)
         for k in (1, 2, 10, 20, 1000)
     },
-    "top-all": ("pulled to the mean of the whole class (supplement, ablations c)", {"k": "all"}),
-    "without-target": (
+    "top-all": Variant("pulled to the mean of the whole class (supplement, ablations c)", {"k": "all"}, _BY_CLASS),
+    "without-target": Variant(
         "the image's own embedding is not among its neighbours or positives (supplement, ablations b and d)",
         {"include_query": False},
+        (*OURS, "supcon"),
     ),
     **{
-        f"bank-{rows // 1000}k": (f"a bank of {rows:,} rows (supplement, ablations b and c)", {"bank_size": rows})
+        f"bank-{rows // 1000}k": Variant(
+            f"a bank of {rows:,} rows (supplement, ablations b and c)", {"bank_size": rows}, _BANK
+        )
         for rows in (16_000, 128_000, 256_000, 512_000)
     },
-    "weak-strong": (
+    "weak-strong": Variant(
         "a weak first view and a strong second one, the paper's own (supplement, ablations b)",
         {"first_view": "weak", "second_view": "strong"},
     ),
-    "strong-views": ("both views strong (supplement, ablations b)", {"first_view": "strong", "second_view": "strong"}),
-    "standard-views": ("both views cropped (0.08 to 1) and mirrored alone (supplement, ablations a and b)", _STANDARD),
-    "step": ("the learning rate falls to a tenth after each third of the epochs (supplement, ablations a)",
-             {"lr_schedule": "step"}),
-    "support-400": (
+    "strong-views": Variant(
+        "both views strong (supplement, ablations b)", {"first_view": "strong", "second_view": "strong"}
+    ),
+    "standard-views": Variant(
+        "both views cropped (0.08 to 1) and mirrored alone (supplement, ablations a and b)",
+        {"first_view": "weak", "second_view": "weak", "weak_crop": 0.08},
+    ),
+    "step": Variant(
+        "the learning rate falls to a tenth after each third of the epochs (supplement, ablations a)",
+        {"lr_schedule": "step"},
+    ),
+    "support-400": Variant(
         "labelled images of 200 classes, two of each, beside a batch of 256 (Table 4, PAWS)",
         {"support_classes": 200, "support_images": 2, "batch_size": 256},
+        ("paws",),
     ),
-}  # fmt: skip
-"""What each is, and what it sets."""
+}
