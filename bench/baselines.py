@@ -47,7 +47,15 @@ PASSES = dict.fromkeys((*WITH_LABELS.values(), *WITHOUT.values()), 2) | {"xent":
 """Forward passes of an image in an epoch; SimCLR and NNCLR also go back through both, the others through one."""
 NOISY, COARSE, NONE = ("clean", "noise-25", "noise-50"), "coarse", "without"
 TRIALS = 30
-LOGGED = ("loss", "purity_unconstrained", "purity_constrained", "rank_median", "spread", "images_per_second")
+LOGGED = (
+    "loss",
+    "purity_unconstrained",
+    "purity_constrained",
+    "rank_median",
+    "spread",
+    "images_per_second",
+    "classifier",
+)
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,8 @@ def compute(cell: Cell, data: Path, out: Path, runs: Path) -> dict[str, Any]:
     found["knn"] = run.evaluate("knn")
     if not choosing:
         found["linear"] = run.evaluate("linear")
+    if cell.method == "xent":
+        found["classifier"] = run.evaluate("classifier")
     if not choosing and cell.task != NONE:
         found["transfer"] = run.evaluate("transfer", suite=_suite(data, runs), trials=TRIALS, workers=1)
     return found

@@ -133,7 +133,7 @@ def isd(objective: ISD, step: Step) -> Tensor:
     for i, v in enumerate(step.online[SECOND].prediction):
         anchors = [step.bank.embedding[j] for j in of_other_images(step, i)]
         u = step.target[FIRST].embedding[i]
-        teacher = softmax([u @ a / objective.temperature for a in anchors])
+        teacher = softmax([u @ a / objective.target_temperature for a in anchors])
         student = softmax([v @ a / objective.temperature for a in anchors])
         losses.append(sum(t * (t / s).log() for t, s in zip(teacher, student, strict=True)))
     return mean(losses)

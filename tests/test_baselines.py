@@ -1,7 +1,9 @@
 """Baselines as whole runs: what they share with every run, and what is theirs."""
 
 import signal
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,12 +12,15 @@ from runs import TINY, StopAt, assert_same_run, metrics, state
 
 import cmsf
 from cmsf.assembly import make_learner
-from cmsf.data import open_source
+from cmsf.data import Dataset, Split, open_source
 from cmsf.errors import BadInput
+from cmsf.learner import Learner
+from cmsf.objectives import FIRST, SECOND, SUPPORT
 from cmsf.recipes import BASELINES, named
 from cmsf.resolving import resolve
+from cmsf.rows import UNKNOWN
 from cmsf.training import Stopped
-from cmsf.views import WholeBatch
+from cmsf.views import Augmentation, Batch, RandAugment, WholeBatch
 
 FEW = {"labels_per_class": 8}
 
@@ -86,9 +91,10 @@ def test_what_enters_a_bank_after_the_loss_is_there_at_the_end(bars: Path, tmp_p
     assert len(index[index >= 0].unique()) == len(index[index >= 0]) >= 128  # four batches of the last epoch
 
 
-def test_lars_moves_each_layer_in_proportion_to_its_weights_and_others_by_their_gradient() -> None:
+@pytest.mark.parametrize("decay", [0.01, 0.0])
+def test_lars_moves_each_layer_in_proportion_to_its_weights_and_others_by_their_gradient(decay: float) -> None:
     lr, data = 0.5, noise(32, 8)
-    changes = {"optimiser": "lars", "lr": lr, "sgd_momentum": 0.0, "weight_decay": 0.01, "batch_size": 16}
+    changes = {"optimiser": "lars", "lr": lr, "sgd_momentum": 0.0, "weight_decay": decay, "batch_size": 16}
     learner = make_learner(resolve(named("simclr-small").changed(changes), data, 12), data.train.label, "cpu")
     before = [p.detach().clone() for p in learner.encoders.learning()]
     gradients: list[torch.Tensor] = []
@@ -101,9 +107,61 @@ def test_lars_moves_each_layer_in_proportion_to_its_weights_and_others_by_their_
     learner.step(WholeBatch(torch.arange(16), 0, 0, data.train.pictures[:16]), 0.9)
     for old, now, gradient in zip(before, learner.encoders.learning(), gradients, strict=True):
         moved = (now.detach() - old).norm()
-        trust = 0.001 * old.norm() / (gradient.norm() + 0.01 * old.norm())
-        expected = trust * (gradient + 0.01 * old).norm() if old.ndim > 1 else gradient.norm()
+        trust = 0.001 * old.norm() / (gradient.norm() + decay * old.norm())
+        expected = trust * (gradient + decay * old).norm() if old.ndim > 1 else gradient.norm()
         assert float(moved) == pytest.approx(lr * float(expected), rel=1e-3, abs=1e-6)
+
+
+def test_every_step_has_other_labelled_images_beside_it_in_other_views(
+    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, tuple[int, ...]]] = []
+    step = Learner.step
+
+    def watched(learner: Learner, batch: Batch, momentum: float, support: Batch | None = None) -> Any:
+        assert support is not None
+        seen.append((support.epoch, tuple(support.index.tolist())))
+        return step(learner, batch, momentum, support)
+
+    monkeypatch.setattr(Learner, "step", watched)
+    run = cmsf.train("paws-small", bars, tmp_path / "run", quiet=True, support_images=2, **TINY, **FEW)
+    assert [key for key, _ in seen] == list(range(12))  # the key that decides the views
+    assert len({images for _, images in seen}) == 12
+    assert all(len(images) == 4 * 2 for _, images in seen)
+    labelled = {row["index"] for row in run.folder.images() if row["split"] == "train" and row["label"] is not None}
+    assert {image for _, images in seen for image in images} <= labelled
+
+
+def test_labelled_images_are_seen_as_plainly_as_the_first_view() -> None:
+    data = noise(60, 8)
+    data = replace(data, train=replace(data.train, label=data.train.label.where(torch.arange(60) < 30, UNKNOWN)))
+    views = make_learner(resolve(named("fixmatch-small"), data, 12), data.train.label, "cpu").views
+    assert type(views[SUPPORT]) is type(views[FIRST]) is Augmentation
+    assert (views[SUPPORT].jitter, views[SUPPORT].crop) == (0, views[FIRST].crop)
+    assert type(views[SECOND]) is RandAugment
+
+
+@pytest.mark.parametrize(
+    ("method", "classes", "labelled", "expected"),
+    [
+        ("paws", 10, 100, (10, 64)),  # 640 in all
+        ("paws", 10, 20, (10, 20)),  # as many as there are
+        ("paws", 400, 3, (200, 3)),  # of 200 classes at most
+        ("fixmatch", 10, 20, (0, 64)),  # whatever their class
+        ("fixmatch", 4, 8, (0, 32)),
+    ],
+)
+def test_the_number_of_labelled_images_beside_a_batch_follows_the_data(
+    method: str, classes: int, labelled: int, expected: tuple[int, int]
+) -> None:
+    truth = torch.arange(classes).repeat_interleave(2 * labelled)
+    label = truth.where(torch.arange(len(truth)) % 2 == 0, UNKNOWN)
+    names = tuple(map(str, range(classes)))
+    split = Split(
+        torch.zeros(len(truth), 3, 8, 8, dtype=torch.uint8), [str(i) for i in range(len(truth))], truth, label
+    )
+    recipe = resolve(named(f"{method}-small"), Dataset("many", names, names, split, None, "none"), 8)
+    assert (recipe.support_classes, recipe.support_images) == expected
 
 
 @pytest.mark.parametrize(
@@ -111,8 +169,17 @@ def test_lars_moves_each_layer_in_proportion_to_its_weights_and_others_by_their_
     [
         ("simclr", {"bank_size": 64}, "simclr keeps no bank, so --bank-size 64 will not do; use auto"),
         ("moco-v2", {"bank_size": 0}, "info-nce needs a bank, so --bank-size 0 will not do; use auto"),
-        ("simclr", {"extra_crops": 2}, "simclr has no use for --extra-crops 2; leave them out"),
-        ("paws", {"labels_per_class": 8, "support_images": 9}, "--support-images 9 is not among the 8 labelled images"),
+        ("simclr", {"extra_crops": 2}, "simclr has no use for --extra-crops 2; leave it out"),
+        ("simclr", {"k": 7}, "simclr has no use for --k 7; leave it out (it is for mean-shift)"),
+        ("xent", {"constraint": "label", "pseudo_labels": "mlp-2"}, "cross-entropy has no use for --constraint label"),
+        ("cmsf-self", {"temperature": 0.2}, "mean-shift has no use for --temperature 0.2"),
+        ("paws", {"labels_per_class": 8, "support_classes": 1}, "so --support-classes 1 will not do; use 2 or more"),
+        ("paws", {"labels_per_class": 8, "support_classes": 0}, "so --support-classes 0 will not do; use 2 or more"),
+        (
+            "paws",
+            {"labels_per_class": 8, "support_images": 9},
+            "--support-images 9 will not do: '0' has 8 labelled images",
+        ),
         (
             "paws",
             {"labels_per_class": 8, "support_classes": 5},

@@ -115,7 +115,11 @@ def make(method: str, label: Tensor = LABEL, **changes: Any) -> tuple[Resolved, 
     # k and k' small enough to leave somebody out of a bank of nine.
     recipe = replace(recipe, k=recipe.k if recipe.k in (1, "all") else 3, companion_k=4, **changes)
     numbers = {"weak_crop": 0.2, "strong_crop": 0.2, "extra_size": 8, "cache": "ram"}
-    numbers |= {"support_classes": 0, "support_images": 0}  # which images support a step is said here, step by step
+    numbers |= {
+        "warmup_epochs": 0,
+        "support_classes": 0,
+        "support_images": 0,
+    }  # which images support a step is said here, step by step
     resolved = Resolved(**(asdict(recipe) | numbers))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assembly, "make_backbone", lambda *_: TinyNet())
@@ -337,7 +341,7 @@ PLANS = {
     "simclr": Plan(SimCLR(0.1), ((FIRST, SECOND),)),
     "byol-sym": Plan(SymmetricBYOL(), ((FIRST,), (SECOND,)), ((FIRST,), (SECOND,)), BOTH_HEADS),
     "simsiam": Plan(SimSiam(), ((FIRST,), (SECOND,)), heads=BOTH_HEADS),
-    "isd": Plan(ISD(0.02), ((SECOND,),), ((FIRST,),), BOTH_HEADS, enters="after", strong=(SECOND,)),
+    "isd": Plan(ISD(0.02, 0.02), ((SECOND,),), ((FIRST,),), BOTH_HEADS, enters="after", strong=(SECOND,)),
     "paws": Plan(PAWS(0.1, 0.25), ((SUPPORT, FIRST, SECOND),), heads=BOTH_HEADS, strong=(SUPPORT, FIRST, SECOND)),
     "paws with small crops": Plan(
         PAWS(0.1, 0.25, extra_crops=2),

@@ -44,7 +44,8 @@ EQUATIONS: dict[str, tuple[Objective, Callable[..., Tensor]]] = {
     "nnclr": (NNCLR(0.1), equations.nnclr),
     "byol": (SymmetricBYOL(), equations.byol),
     "simsiam": (SimSiam(), equations.simsiam),
-    "isd": (ISD(0.1), equations.isd),
+    "isd": (ISD(0.1, 0.1), equations.isd),
+    "isd with a temperature of the target": (ISD(0.1, 0.03), equations.isd),
     "supcon": (SupCon(0.3, include_target=True), equations.supcon),
     "supcon without the target": (SupCon(0.3, include_target=False), equations.supcon),
     "prototypes": (Prototypes(0.2), equations.prototypes),
@@ -391,7 +392,15 @@ def test_fixmatch_learns_nothing_from_images_that_it_is_not_sure_of() -> None:
 
 @pytest.mark.parametrize(
     "objective",
-    [InfoNCE(0.01), SimCLR(0.01), NNCLR(0.01), ISD(0.01), SupCon(0.01, False), Prototypes(0.01), PAWS(0.01, 0.05)],
+    [
+        InfoNCE(0.01),
+        SimCLR(0.01),
+        NNCLR(0.01),
+        ISD(0.01, 0.01),
+        SupCon(0.01, False),
+        Prototypes(0.01),
+        PAWS(0.01, 0.05),
+    ],
     ids=lambda objective: type(objective).__name__,
 )
 def test_a_small_temperature_in_single_precision_overflows_nothing(objective: Objective) -> None:

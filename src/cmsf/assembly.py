@@ -42,7 +42,7 @@ from cmsf.objectives import (
 )
 from cmsf.precision import Precision
 from cmsf.pseudo_classifiers import Layers, PseudoClassifier, PseudoCourse, Vote
-from cmsf.recipe import Recipe, Resolved
+from cmsf.recipe import AUTO, Recipe, Resolved
 from cmsf.rows import UNKNOWN
 from cmsf.views import Augmentation, RandAugment, RandomCrop
 from cmsf.weights import StartingWeights, starting_weights
@@ -85,7 +85,9 @@ def objective_of(recipe: Recipe) -> Objective:
         "byol": SymmetricBYOL,
         "simsiam": SimSiam,
         "simclr": lambda: SimCLR(temperature),
-        "isd": lambda: ISD(temperature),
+        "isd": lambda: ISD(
+            temperature, temperature if recipe.target_temperature == AUTO else recipe.target_temperature
+        ),
         "paws": lambda: PAWS(temperature, recipe.sharpening, extra_crops=recipe.extra_crops),
         "fixmatch": lambda: FixMatch(recipe.pseudo_threshold, recipe.unlabelled_weight),
     }
@@ -180,7 +182,11 @@ def _optimiser(recipe: Resolved, encoders: Encoders) -> Optimizer:
         return SGD(learning, lr, momentum, weight_decay=recipe.weight_decay)
     # Biases and BatchNorm are neither decayed nor adapted (You et al. 2017).
     plain = {"params": [p for p in learning if p.ndim == 1], "weight_decay": 0.0}
-    adapted = {"params": [p for p in learning if p.ndim > 1], "weight_decay": recipe.weight_decay}
+    adapted = {
+        "params": [p for p in learning if p.ndim > 1],
+        "weight_decay": recipe.weight_decay,
+        "always_adapt": True,  # without decay too, where timm's would be plain SGD
+    }
     lars: Optimizer = Lars([adapted, plain], lr, momentum, trust_coeff=_LARS_TRUST)  # type: ignore[no-untyped-call]
     return lars
 

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from cmsf.assembly import objective_of
 from cmsf.data.lists import write_rows
 from cmsf.errors import BadInput
 from cmsf.evaluation.finetune import TUNES, new_head
@@ -49,8 +50,10 @@ class ClassifierFolder(RunFolder):
 
     def about(self) -> dict[str, Any]:
         """What classifier.json says."""
-        self.recipe()  # says so where there is no run at all
+        recipe = self.recipe()  # says so where there is no run at all
         if not self.classifier_file.exists():
+            if "classifier" in objective_of(recipe).heads:
+                raise BadInput(f"{self.path} is not finished; give the same cmsf train command again to finish it")
             raise BadInput(f"{self.path} is no classifier; make one: cmsf finetune {self.path}")
         damaged = BadInput(f"{self.classifier_file} is not what cmsf wrote")
         try:

@@ -38,9 +38,7 @@ from cmsf.files import sha256_of
 from cmsf.recipe import Resolved
 from cmsf.resolving import check_every_class_labelled
 from cmsf.rows import UNKNOWN
-from cmsf.run import Run
-
-METRIC = "classifier"
+from cmsf.run import CLASSIFIER, Run
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ def write(
         draft.save_about(_about(data, how, like, tuned))
         if held_out is not None and tuned.scores is not None:
             known = {
-                "metric": METRIC,
+                "metric": CLASSIFIER,
                 "data": request.data,
                 "val": request.val,
                 "recipe": recipe.name,
@@ -169,8 +167,8 @@ def _write_figures(
         "test split": data.test_origin,
     }
     found = calibration(scores, held_out.truth)
-    report = Result({METRIC: held_out.right(scores)}, protocol).report()
-    draft.save_result(draft.results / f"{METRIC}.json", known | report | {"calibration": found.report()})
+    report = Result({CLASSIFIER: held_out.right(scores)}, protocol).report()
+    draft.save_result(draft.results / f"{CLASSIFIER}.json", known | report | {"calibration": found.report()})
     counts = confusion(scores.argmax(1), held_out.truth, len(data.label_names))
     draft.save_confusion(counts, data.label_names)
     draw_confusion(counts, data.label_names, draft.confusion_picture)

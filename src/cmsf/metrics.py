@@ -54,6 +54,7 @@ class EpochTotals:
         self.spreads.append(spread(query.embedding))
         if seen is not None:
             self.unconstrained += seen.unconstrained.tolist()
+        if seen is not None and seen.chosen:
             self.constrained += seen.constrained.tolist()
             self.ranks += seen.rank.tolist()
 
@@ -70,9 +71,9 @@ class EpochTotals:
     def _neighbourhood(self) -> dict[str, Any]:
         if not self.unconstrained:
             return {}
-        ranks = torch.tensor(self.ranks, dtype=torch.int64)
-        pooled = Neighbourhood(_doubles(self.unconstrained), _doubles(self.constrained), ranks)
-        return {**_summary(pooled), "rank_histogram": histogram(ranks)}
+        ranks, chosen = torch.tensor(self.ranks, dtype=torch.int64), bool(self.constrained)
+        pooled = Neighbourhood(_doubles(self.unconstrained), _doubles(self.constrained), ranks, chosen)
+        return {**_summary(pooled), **({"rank_histogram": histogram(ranks)} if chosen else {})}
 
     def plain(self) -> dict[str, Any]:
         losses = {name: [float(loss) for loss in kept] for name, kept in self.losses.items()}
@@ -118,9 +119,11 @@ def _losses(outcome: Outcome) -> dict[str, Tensor]:
 
 def _summary(seen: Neighbourhood) -> dict[str, float]:
     """Mean purities, and mean and median (of the middle two, the mean) rank of the k-th constrained neighbour."""
+    everywhere = {"purity_unconstrained": float(seen.unconstrained.nanmean())}
+    if not seen.chosen:
+        return everywhere
     ranks = seen.rank.double()
-    return {
-        "purity_unconstrained": float(seen.unconstrained.nanmean()),
+    return everywhere | {
         "purity_constrained": float(seen.constrained.nanmean()),
         "rank_mean": float(ranks.mean()),
         "rank_median": _median(ranks),

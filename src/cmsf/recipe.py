@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
@@ -37,6 +37,7 @@ class Recipe:
         "byol", "simsiam", "simclr", "isd", "paws", "fixmatch",
     ] = setting("mean-shift", "the loss; the others are baselines, with the settings that suit them")  # fmt: skip
     temperature: float = setting(0.1, "of the softmax in a contrastive objective", above=0)
+    target_temperature: float | Auto = setting(AUTO, "of the target's in isd; auto: the same", above=0)
     constraint: Literal["none", "label", "companion"] = setting(
         "none", "which rows are related: all of them, those of the same label, or those with the nearest companions"
     )
@@ -72,7 +73,7 @@ class Recipe:
         "random ones",
     )
     projection_hidden: int | Auto = setting(
-        AUTO, "hidden width of projector and predictor; auto: twice the features", least=1, most=65_536
+        AUTO, "hidden width of the projector; auto: twice the features", least=1, most=65_536
     )
     projection_dim: int | Auto = setting(
         AUTO, "width of the embedding; auto: a quarter of the features", least=2, most=65_536
@@ -209,10 +210,18 @@ class Recipe:
             raise BadInput(f"{origin} is no YAML: {' '.join(str(error).split())[:120]}") from None
         if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
             raise BadInput(f"{origin} is no recipe: it must be a list of `name: value` lines")
+        missing = cls._resolved() - values.keys()
+        if missing:
+            raise BadInput(f"{origin} says nothing of {min(missing)}: another version of cmsf wrote it; train it again")
         try:
             return cls(**asdict(Recipe().changed(values)))
         except BadInput as error:
             raise BadInput(f"{origin}: {error}") from None
+
+    @classmethod
+    def _resolved(cls) -> set[str]:
+        """The settings that have no `auto` any more, nor a default."""
+        return {field.name for field in fields(cls) if field.default is MISSING}
 
 
 @dataclass(frozen=True, kw_only=True)

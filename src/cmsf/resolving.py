@@ -25,6 +25,7 @@ _MOST_SUPPORT_CLASSES = 200
 def resolve(recipe: Recipe, data: Dataset, typical_side: int) -> Resolved:
     """The recipe with a number for every `auto`."""
     images, objective = len(data.train), objective_of(recipe)
+    _check_objective(recipe)
     if images < 2:
         raise BadInput(f"{data.name} has {images} training images; two are the least to learn from")
     bank, batch = _bank_and_batch(recipe, objective, images)
@@ -47,8 +48,6 @@ def resolve(recipe: Recipe, data: Dataset, typical_side: int) -> Resolved:
             f"--extra-crop-least {recipe.extra_crop_least} exceeds --extra-crop-most {recipe.extra_crop_most}; "
             "swap them"
         )
-    if recipe.extra_crops and recipe.objective not in ("mean-shift", "paws"):
-        raise BadInput(f"{recipe.objective} has no use for --extra-crops {recipe.extra_crops}; leave them out")
     least = _SWAV_CROP if recipe.extra_crops else _PAPERS_CROP
     hidden = 2 * width if recipe.projection_hidden == AUTO else recipe.projection_hidden
     numbers = {
@@ -73,6 +72,37 @@ def view_size(recipe: Recipe, typical_side: int) -> int:
     if recipe.size != AUTO:
         return recipe.size
     return max(8, typical_side) if typical_side <= LARGEST_SMALL_IMAGE else 128
+
+
+_ONLY_FOR: dict[str, tuple[str, ...]] = {
+    "temperature": ("supcon", "prototypes", "info-nce", "nnclr", "simclr", "isd", "paws"),
+    "target_temperature": ("isd",),
+    **dict.fromkeys(("constraint", "companions", "companion_k", "k", "unconstrained_weight"), ("mean-shift",)),
+    **dict.fromkeys(("pseudo_labels", "pseudo_cache", "pseudo_epochs", "pseudo_lr"), ("mean-shift",)),
+    "include_query": ("mean-shift", "supcon"),
+    "pseudo_threshold": ("mean-shift", "fixmatch"),
+    "support_classes": ("paws",),
+    "support_images": ("paws", "fixmatch"),
+    "sharpening": ("paws",),
+    "unlabelled_weight": ("fixmatch",),
+    "extra_crops": ("mean-shift", "paws"),
+}
+"""Settings that not every objective has a use for."""
+
+
+def _check_objective(recipe: Recipe) -> None:
+    usual = Recipe(support_images=0) if recipe.support_images == 0 else Recipe()  # 0: none, in a run's own recipe
+    for name, objectives in _ONLY_FOR.items():
+        value = getattr(recipe, name)
+        if recipe.objective not in objectives and value != getattr(usual, name):
+            flag = f"--{name.replace('_', '-')} {value}"
+            raise BadInput(
+                f"{recipe.objective} has no use for {flag}; leave it out (it is for {', '.join(objectives)})"
+            )
+    if recipe.objective == "paws" and recipe.support_classes in (0, 1):
+        raise BadInput(
+            f"paws tells classes apart, so --support-classes {recipe.support_classes} will not do; use 2 or more"
+        )
 
 
 def _bank_and_batch(recipe: Recipe, objective: Objective, images: int) -> tuple[int, int]:
@@ -149,7 +179,7 @@ def _support(recipe: Recipe, data: Dataset) -> tuple[int, int]:
         images = min(_AUTO_LABELLED, len(label)) if recipe.support_images == AUTO else recipe.support_images
         if not 0 < images <= len(label):
             raise BadInput(
-                f"--support-images {images} is not among the {len(label)} labelled images; use 1 to that many"
+                f"--support-images {images} will not do: there are {len(label)} labelled images; use 1 to {len(label)}"
             )
         return 0, images
     classes = min(_MOST_SUPPORT_CLASSES, len(present)) if recipe.support_classes == AUTO else recipe.support_classes
@@ -159,7 +189,7 @@ def _support(recipe: Recipe, data: Dataset) -> tuple[int, int]:
     images = min(max(2, _AUTO_SUPPORT // classes), fewest) if recipe.support_images == AUTO else recipe.support_images
     if not 0 < images <= fewest:
         raise BadInput(
-            f"--support-images {images} is not among the {fewest} labelled images of {rarest!r}; use 1 to {fewest}, "
+            f"--support-images {images} will not do: {rarest!r} has {fewest} labelled images; use 1 to {fewest}, "
             "or label more"
         )
     return classes, images

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from cmsf.assembly import starting_backbone, starts_from
+from cmsf.classifier_folder import ClassifierFolder
 from cmsf.data import Dataset, Request, Source, arrange, default_workers, load, open_source
 from cmsf.environment import describe_machine
 from cmsf.errors import BadInput, did_you_mean
@@ -31,6 +32,8 @@ from cmsf.evaluation import (
     listed,
     seeded_shares,
 )
+from cmsf.evaluation.judged import HeldOut
+from cmsf.evaluation.predicting import score_all
 from cmsf.evaluation.transfer import TRIALS, evaluate_transfer, paper_suite, read_suite, searching
 from cmsf.files import sha256_of
 from cmsf.recipe import AUTO, Recipe, Resolved
@@ -43,8 +46,8 @@ _PLAIN: dict[str, Callable[[Extractor, Dataset], Result]] = {
     "linear-sgd": evaluate_linear_sgd,
     "retrieval": evaluate_retrieval,
 }
-TRANSFER = "transfer"
-METRICS = (*_PLAIN, "few-labels", TRANSFER)
+TRANSFER, CLASSIFIER = "transfer", "classifier"
+METRICS = (*_PLAIN, "few-labels", TRANSFER, CLASSIFIER)
 
 
 class Run:
@@ -112,7 +115,8 @@ class Run:
         metric: knn; linear, a layer on frozen features fitted to convergence; linear-sgd, the paper's; retrieval, R@1,
             5 and 10; few-labels, with 1 % and 10 % of the labels, or with `lists`; transfer, to the data sets of a
             `suite` (a YAML file; by default those of the paper's ten that are there), with so many `trials`, in
-            Optuna's `storage` (a URL; by default a journal in the run folder) or on Ray (`ray=True`).
+            Optuna's `storage` (a URL; by default a journal in the run folder) or on Ray (`ray=True`); classifier, the
+            one that a run of xent or fixmatch, or a fine-tuned one, has.
         """
         check_metric(metric)
         where = pick_device(device)
@@ -130,6 +134,8 @@ class Run:
     ) -> dict[str, dict[str, float]]:
         """The same of the network before training and, for knn, of raw pixels: what learning has to beat."""
         check_metric(metric)
+        if metric == CLASSIFIER:  # before training there is none
+            return {}
         where = pick_device(device)
         start = starts_from(self.recipe)
         if start is not None:
@@ -173,7 +179,19 @@ class Run:
             return self._transfer(features, workers, **options)
         if metric == "few-labels":
             return self._few_labels(features, data, **options)
+        if metric == CLASSIFIER:
+            return self._classifier(features, data)
         return _PLAIN[metric](features, self.data(data), **options)
+
+    def _classifier(self, like: Extractor, data: str | Path | None) -> Result:
+        folder, images = ClassifierFolder(self.path), self.data(data)
+        names = folder.about()["classes"]
+        held_out = HeldOut.of(images, names)
+        if held_out is None:
+            raise BadInput(f"no test image of {images.name} has a class that {self.path} knows, such as {names[0]!r}")
+        scores = score_all(folder.load_network(like.device), held_out.split, like)
+        protocol = {"transform": like.transform, "test images": len(held_out.split), "classes": len(names)}
+        return Result({CLASSIFIER: held_out.right(scores)}, protocol | {"test split": images.test_origin})
 
     def _few_labels(self, features: Extractor, data: str | Path | None, lists: Sequence[str | Path] = ()) -> Result:
         images, seed = self.data(data), self.recipe.seed

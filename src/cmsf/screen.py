@@ -57,14 +57,17 @@ class Screen:
 
     def epoch(self, line: Mapping[str, Any]) -> None:
         words = [f"epoch {line['epoch'] + 1:3d}", f"loss {line['loss']:.3f}"]
-        purity = line.get("purity_constrained", math.nan)
+        purity = line.get("purity_unconstrained", math.nan)
         if not math.isnan(purity):  # it has a bank, and some class is known
-            words.append(f"purity {line['purity_unconstrained']:.2f} in M, {purity:.2f} in C")
+            chosen = f", {line['purity_constrained']:.2f} in C" if "purity_constrained" in line else ""
+            words.append(f"purity {purity:.2f} in M{chosen}")
         if "rank_median" in line:
             words.append(f"median rank {line['rank_median']:.0f}")
         if "pseudo_share" in line:
             words.append(_pseudo_labels(line))
         words += [f"{name} {line[name]:.2f} %" for name in ("1-nn", "20-nn", "classifier") if name in line]
+        if "classifier_groups" in line:
+            words[-1] += f" of {line['classifier_groups']} groups"
         self.say("   ".join(words))
 
 

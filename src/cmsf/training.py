@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from types import FrameType
@@ -177,14 +178,15 @@ class Training:
             self.since_log = _Pace(self.step)
 
     def _look(self, query: Rows, outcome: Outcome) -> Neighbourhood | None:
-        """Purity and ranks of the neighbours that the objective chooses, or would; None where it has none."""
+        """Purity and ranks of the neighbours that the objective chooses, or could; None where it has no bank."""
         watched, rows, neighbours = self.learner.objective.watched, self.learner.bank.rows(), outcome.neighbours
         if watched is None:
             return None
         if neighbours is None:
             candidates = watched.constraint(query, rows)
             neighbours = search(query, rows, candidates, watched.k, watched.include_query)
-        return inspect(query, rows, watched.constraint, neighbours, self.truth, watched.include_query)
+        seen = inspect(query, rows, watched.constraint, neighbours, self.truth, watched.include_query)
+        return replace(seen, chosen=outcome.neighbours is not None)
 
     def _embed_clean(self, index: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
         """The target's embeddings of clean views, by the statistics it has gathered and without adding to them."""
@@ -220,6 +222,8 @@ class Training:
         if can_judge(self.data) and (done == self.recipe.epochs or (every and done % every == 0)):
             features = Extractor(self.backbone, self.recipe.size, self.device, self.workers)
             line |= evaluate_knn(features, self.data).accuracy | self._judge_classifier(features)
+            if self.data.groups and "classifier" in line:
+                line["classifier_groups"] = len(self.data.label_names)
         self.log.write("epoch", self.step, line)
         self.screen.epoch(line)
         self.totals = EpochTotals()

@@ -23,11 +23,14 @@ class Neighbourhood:
     """What was seen of each query: the purity of its neighbours, and the rank of the last constrained one.
 
     A purity is in [0, 1], and NaN where no class is known; a query without neighbours has no rank.
+
+    chosen: whether the objective chooses neighbours at all; else its bank's nearest are all that there is to say.
     """
 
     unconstrained: Float[Tensor, " b"]
     constrained: Float[Tensor, " b"]
     rank: Int[Tensor, " q"]
+    chosen: bool = True
 
 
 @torch.no_grad()

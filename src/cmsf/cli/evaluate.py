@@ -21,7 +21,7 @@ def add_parser(commands: Any) -> Parser:
         "linear: a linear layer, fitted to convergence on clean views. linear-sgd: the paper's, 40 epochs of SGD on "
         "random views, and the same on clean ones. few-labels: a linear layer and the whole network fine-tuned, with "
         "1 % and 10 % of the labels. transfer: a linear layer on other data sets, its settings searched for. "
-        "retrieval: R@1, 5 and 10.",
+        "retrieval: R@1, 5 and 10. classifier: the one that a run of xent or fixmatch, or a fine-tuned one, has.",
     )
     parser.add_argument("runs", metavar="RUN", nargs="*", help="run folders")
     parser.add_argument(
@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> Parser:
         metavar="METRIC",
         nargs="+",
         default=["knn"],
-        help="knn, linear, linear-sgd, few-labels, transfer, retrieval (default: knn)",
+        help="knn, linear, linear-sgd, few-labels, transfer, retrieval, classifier (default: knn)",
     )
     parser.add_argument("--data", metavar="SOURCE", help="other images than the run's own")
     parser.add_argument("--references", action="store_true", help="also raw pixels and the network before training")

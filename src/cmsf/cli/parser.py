@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any, NoReturn
 
 from cmsf.errors import BadInput
@@ -28,7 +29,7 @@ class Parser(argparse.ArgumentParser):
 
 def add_machine_flags(parser: Parser) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps")
-    parser.add_argument("--threads", metavar="N", help="CPU threads (default: all cores this process may use)")
+    parser.add_argument("--threads", metavar="N", help="CPU threads (default: OMP_NUM_THREADS, or all cores)")
     parser.add_argument(
         "--workers",
         metavar="N",
@@ -42,7 +43,9 @@ def set_threads(text: str | None) -> None:
     from cmsf.data import available_cores
 
     available = available_cores()
-    torch.set_num_threads(whole("--threads", text, 1, _MOST, f"here at best {available}") or available)
+    asked = whole("--threads", text, 1, _MOST, f"here at best {available}")
+    if asked is not None or "OMP_NUM_THREADS" not in os.environ:  # which torch heeds by itself
+        torch.set_num_threads(asked or available)
 
 
 def workers(text: str | None) -> int | None:

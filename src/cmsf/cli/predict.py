@@ -22,7 +22,9 @@ def add_parser(commands: Any) -> Parser:
         description="For every image of a source its likeliest classes, five at most, each with its probability; for "
         "one that cannot be read, why. The file also serves as a list for --labels.",
     )
-    parser.add_argument("classifier", metavar="CLASSIFIER", help="a folder that cmsf finetune wrote")
+    parser.add_argument(
+        "classifier", metavar="CLASSIFIER", help="a folder that cmsf finetune wrote, or a run of xent or fixmatch"
+    )
     parser.add_argument("--data", metavar="SOURCE", required=True, help=SOURCE)
     parser.add_argument(
         "--out", metavar="FILE", default="predictions.csv", help="a .csv or .parquet (default: predictions.csv)"

@@ -22,7 +22,8 @@ def add_parser(commands: Any) -> Parser:
     parser.add_argument(
         "recipe",
         metavar="RECIPE",
-        help=f"{', '.join(METHODS)}, each alone or with -{', -'.join(SCALES)}; or a saved recipe.yaml",
+        help=f"{', '.join(METHODS)}, each alone or with -{', -'.join(SCALES)}, and before that with variants, as "
+        "cmsf-sup+noise-50-small (cmsf recipes lists them); or a saved recipe.yaml",
     )
     parser.add_argument(
         "--data",
@@ -36,7 +37,7 @@ def add_parser(commands: Any) -> Parser:
         "for purity and evaluation alone",
     )
     parser.add_argument("--val", metavar="SOURCE", help="images to test on (default: a split of the data, or a tenth)")
-    parser.add_argument("--out", metavar="RUN", help="the run folder (default: runs/ and the recipe's name)")
+    parser.add_argument("--out", metavar="RUN", help="the run folder (default: runs/ and the recipe's or file's name)")
     add_machine_flags(parser)
     parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
     settings = parser.add_argument_group("settings, where not as in the recipe (cmsf recipes NAME shows it)")

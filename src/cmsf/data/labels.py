@@ -90,6 +90,7 @@ def coarsened(labels: Labels, group: Mapping[str, str], origin: str) -> Labels:
         raise BadInput(
             f"{origin} has no group for {len(missing)} of {len(labels.names)} classes (the first is {missing[0]!r}); "
             "it needs every class by the name it has in the data"
+            + ("; WordNet's are ImageNet's, for others give a CSV of class,group" if origin == "wordnet" else "")
         )
     return Labels.of([None if name is None else group[name] for name in labels.called()])
 

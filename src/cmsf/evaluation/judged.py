@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -21,10 +23,15 @@ class HeldOut:
     truth: Int[Tensor, " n"]
 
     @classmethod
-    def of(cls, data: Dataset) -> HeldOut | None:
+    def of(cls, data: Dataset, names: Sequence[str] | None = None) -> HeldOut | None:
+        """names: what the classifier's classes are called; by default as the labels are."""
         if data.test is None:
             return None
         truth = data.as_label(data.test.truth)
+        if names is not None:
+            places = {name: place for place, name in enumerate(names)}
+            # The last is for UNKNOWN, which is -1.
+            truth = torch.tensor([*(places.get(name, UNKNOWN) for name in data.label_names), UNKNOWN])[truth]
         known = (truth != UNKNOWN).nonzero()[:, 0]
         return cls(data.test.part(known), truth[known]) if len(known) else None
 

@@ -14,13 +14,15 @@ from cmsf.objectives.objective import FIRST, SECOND, Objective, Outcome, Step, W
 class ISD(Objective):
     """Iterative similarity distillation (Tejankar et al. 2021): with anchors a_j from a bank,
 
-        L = KL(t ‖ s),    t_j ∝ exp(u·a_j/τ),    s_j ∝ exp(v·a_j/τ)
+        L = KL(t ‖ s),    t_j ∝ exp(u·a_j/τ_t),    s_j ∝ exp(v·a_j/τ)
 
     u is the target's embedding of T1 x and v the online prediction of T2 x. u enters the bank afterwards, and the
-    image's older row is no anchor: the target's whole weight would be on it.
+    image's older row is no anchor: the target's whole weight would be on it. Their equation has one temperature, their
+    ResNet-50 a lower one for the target.
     """
 
     temperature: float
+    target_temperature: float
 
     online = ((SECOND,),)
     target = ((FIRST,),)
@@ -31,7 +33,7 @@ class ISD(Objective):
     def __call__(self, step: Step) -> Outcome:
         prediction = step.online[SECOND].prediction
         student, some = scores_of(prediction, step.bank, step.others, self.temperature)
-        teacher, _ = scores_of(step.query.embedding, step.bank, step.others, self.temperature)
+        teacher, _ = scores_of(step.query.embedding, step.bank, step.others, self.target_temperature)
         student, teacher = student.log_softmax(1), teacher.log_softmax(1)
         # Where a row is ruled out both are -inf, and nothing is to be told apart.
         difference = torch.where(teacher == -torch.inf, 0, teacher - student)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cmsf.neighbours import EveryRow, search
+from cmsf.neighbours import EveryRow, Neighbours, search
 from cmsf.objectives.objective import FIRST, SECOND, Objective, Outcome, Step, Watched, mean_over
 from cmsf.rows import Rows
 
@@ -35,12 +35,14 @@ class NNCLR(Objective):
 
     def __call__(self, step: Step) -> Outcome:
         first, second = step.online[FIRST], step.online[SECOND]
-        directions = ((first.embedding, second.prediction), (second.embedding, first.prediction))
-        loss = torch.stack([self._contrast(step, z, prediction) for z, prediction in directions]).mean()
-        return Outcome(loss)
+        there, nearest = self._contrast(step, first.embedding, second.prediction)
+        back, _ = self._contrast(step, second.embedding, first.prediction)
+        return Outcome((there + back) / 2, neighbours=nearest)
 
-    def _contrast(self, step: Step, z: Float[Tensor, "b d"], prediction: Float[Tensor, "b d"]) -> Float[Tensor, ""]:
-        neighbour = search(Rows(z.detach(), step.query.index), step.bank, EveryRow(), k=1, include_query=False)
-        scores = neighbour.mean @ prediction.T / self.temperature
+    def _contrast(
+        self, step: Step, z: Float[Tensor, "b d"], prediction: Float[Tensor, "b d"]
+    ) -> tuple[Float[Tensor, ""], Neighbours]:
+        nearest = search(Rows(z.detach(), step.query.index), step.bank, EveryRow(), k=1, include_query=False)
+        scores = nearest.mean @ prediction.T / self.temperature
         itself = torch.arange(len(z), device=z.device)
-        return mean_over(cross_entropy(scores, itself, reduction="none"), neighbour.count > 0)
+        return mean_over(cross_entropy(scores, itself, reduction="none"), nearest.count > 0), nearest

@@ -37,17 +37,28 @@ class Named:
 
     def check(self, name: str) -> None:
         if self.method not in METHODS:
-            hint = did_you_mean(name, [*METHODS, *NAMES], "cmsf recipes lists them all")
+            hint = self._in_order() or did_you_mean(name, [*METHODS, *NAMES], "cmsf recipes lists them all")
             if Path(name).exists():
                 hint = f"to learn from what is there: cmsf train cmsf-self --data {name}"
             raise BadInput(f"no recipe is called {name!r}; {hint}")
+        said: dict[str, str] = {}
         for variant in self.variants:
             if variant not in VARIANTS:
                 hint = did_you_mean(variant, VARIANTS, "cmsf recipes lists them all")
-                raise BadInput(f"no variant of a recipe is called {variant!r}; {hint}")
+                raise BadInput(f"no variant of a recipe is called {variant!r}; {hint} (any other value is a flag)")
+            for setting in VARIANTS[variant].changes:
+                if said.setdefault(setting, variant) != variant:
+                    raise BadInput(f"+{said[setting]} and +{variant} both set {setting}; use one of them")
             methods = VARIANTS[variant].methods
             if self.method not in methods:
-                raise BadInput(f"+{variant} makes no difference to {self.method}; it is for {', '.join(methods)}")
+                raise BadInput(f"{self.method} has no use for +{variant}; it is for {', '.join(methods)}")
+
+    def _in_order(self) -> str | None:
+        """What somebody meant who put the scale before the variants."""
+        for scale in SCALES:
+            if self.scale is None and self.method.removesuffix(f"-{scale}") in METHODS:
+                return f"did you mean {'+'.join((self.method.removesuffix(f'-{scale}'), *self.variants))}-{scale}?"
+        return None
 
     def recipe(self, scale: str) -> Recipe:
         made = METHODS[self.method](SCALES[scale]())
@@ -55,6 +66,8 @@ class Named:
             made = made.changed(AT_PAPER_SCALE.get(self.method, {}))
         for variant in self.variants:
             made = made.changed(VARIANTS[variant].changes)
+            if scale == _PAPER:
+                made = made.changed(VARIANTS[variant].at_paper_scale)
         return made.changed({"name": f"{'+'.join((self.method, *self.variants))}-{scale}"})
 
 
@@ -81,20 +94,27 @@ def find(name: str, small_images: bool) -> Recipe:
 
 
 def named(name: str) -> Recipe:
-    """The recipe of a name with its scale."""
+    """The recipe of a name with its scale, or of a YAML file."""
     check_name(name)
+    if _is_file(name):
+        return Recipe.read(Path(name))
     parts = Named.parse(name)
     if parts.scale is None:
-        raise BadInput(f"{name} has no scale; use {name}-{', '.join(f'-{scale}' for scale in SCALES)}")
+        raise BadInput(f"{name} has no scale; use {' or '.join(f'{name}-{scale}' for scale in SCALES)}")
     return parts.recipe(parts.scale)
 
 
 def explain(name: str) -> str:
     """What a method does and where the paper has it, and what its variants change."""
     check_name(name)
+    if _is_file(name):
+        return name
     parts = Named.parse(name)
     about = cleandoc(METHODS[parts.method].__doc__ or "")
-    return "\n".join([about, *(f"+{variant}: {VARIANTS[variant].about}." for variant in parts.variants)])
+    lines = [about, *(f"+{variant}: {VARIANTS[variant].about}." for variant in parts.variants)]
+    if parts.method in AT_PAPER_SCALE and parts.scale not in (None, _PAPER):
+        lines.append(f"These are the settings of -{_PAPER}; those of -{parts.scale} follow.")
+    return "\n".join(lines)
 
 
 def _is_file(name: str) -> bool:

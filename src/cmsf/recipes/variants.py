@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cmsf.recipes.baselines import BASELINES
@@ -12,6 +12,16 @@ _ALL = (*OURS, *BASELINES)
 _BY_CLASS = ("cmsf-sup", "cmsf-sup-all", "cmsf-semi", "cmsf-semi-basic")
 _LABELS = (*_BY_CLASS, "xent", "supcon", "proto-nw", "paws", "fixmatch")
 _BANK = (*OURS, "supcon", "proto-nw", "moco-v2", "nnclr", "isd")
+_TOPS = dict.fromkeys((1, 2, 10, 20), "ablations c") | {1000: "coarse-grained ImageNet"}
+_BANKS = {
+    "1k": (1_000, "for small data"),
+    "4k": (4_000, "for small data"),
+    "16k": (16_000, "supplement, ablations b"),
+    "128k": (128_000, "supplement, ablations b and c"),
+    "256k": (256_000, "Table 1, MSF"),
+    "512k": (512_000, "supplement, ablations c"),
+    "1m": (1_000_000, "Table 1, MSF"),
+}
 
 
 @dataclass(frozen=True)
@@ -19,15 +29,19 @@ class Variant:
     about: str
     changes: dict[str, Any]
     methods: tuple[str, ...] = _ALL
-    """Those it makes a difference to."""
+    """Those that have a use for it."""
+    at_paper_scale: dict[str, Any] = field(default_factory=dict)
+    """What else it changes at the scale `imagenet`."""
 
 
 VARIANTS = {
     **{
         f"noise-{rate}": Variant(
-            f"{rate} % of the labels are replaced at random (Table 3)", {"label_noise": rate / 100}, _LABELS
+            f"{rate} % of the labels are replaced at random (supplement, noisy setting)",
+            {"label_noise": rate / 100},
+            _LABELS,
         )
-        for rate in (5, 10, 25, 50)
+        for rate in (0, 5, 10, 25, 50)
     },
     "coarse": Variant(
         "labels are WordNet's groups of the classes; evaluation has the classes (supplement, coarse-grained ImageNet)",
@@ -35,8 +49,8 @@ VARIANTS = {
         _LABELS,
     ),
     **{
-        f"top-{k}": Variant(f"pulled to the {k} nearest of the class (supplement, ablations c)", {"k": k}, _BY_CLASS)
-        for k in (1, 2, 10, 20, 1000)
+        f"top-{k}": Variant(f"pulled to the {k} nearest of the class (supplement, {where})", {"k": k}, _BY_CLASS)
+        for k, where in _TOPS.items()
     },
     "top-all": Variant("pulled to the mean of the whole class (supplement, ablations c)", {"k": "all"}, _BY_CLASS),
     "without-target": Variant(
@@ -45,10 +59,8 @@ VARIANTS = {
         (*OURS, "supcon"),
     ),
     **{
-        f"bank-{rows // 1000}k": Variant(
-            f"a bank of {rows:,} rows (supplement, ablations b and c)", {"bank_size": rows}, _BANK
-        )
-        for rows in (16_000, 128_000, 256_000, 512_000)
+        f"bank-{size}": Variant(f"a bank of {rows:,} rows ({where})", {"bank_size": rows}, _BANK)
+        for size, (rows, where) in _BANKS.items()
     },
     "weak-strong": Variant(
         "a weak first view and a strong second one, the paper's own (supplement, ablations b)",
@@ -66,8 +78,9 @@ VARIANTS = {
         {"lr_schedule": "step"},
     ),
     "support-400": Variant(
-        "labelled images of 200 classes, two of each, beside a batch of 256 (Table 4, PAWS)",
+        "labelled images of 200 classes, two of each, beside a batch of 256 (semi-supervised table, PAWS)",
         {"support_classes": 200, "support_images": 2, "batch_size": 256},
         ("paws",),
+        {"epochs": 100, "lr": 0.4},
     ),
 }
