@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import noise, write_npz, write_photos
@@ -73,6 +74,56 @@ def test_the_classifiers_number_in_training_is_the_one_of_its_predictions(
     found = classifier.predict(bars, workers=0)
     right = sum(one.label == name for one, name in zip(found, source.train.names, strict=True)) / len(found)
     assert metrics(run, "epoch")[-1]["classifier"] == pytest.approx(100 * right, abs=1e-9)
+
+
+def test_a_classifier_is_judged_like_everything_else(bars: Path, tmp_path: Path) -> None:
+    run = cmsf.train("xent-small", bars, tmp_path / "run", quiet=True, **TINY)
+    shown = metrics(run, "epoch")[-1]["classifier"]
+    assert run.evaluate("classifier") == {"classifier": shown}
+    written = run.result("classifier")
+    assert written["protocol"]["classes"] == 4
+    assert written["measures"]["classifier"]["accuracy"]["low"] <= shown
+    # Other images, with other classes among them: those that it knows are judged.
+    arrays = dict(np.load(bars))
+    np.savez(tmp_path / "others.npz", x=arrays["x"], y=np.where(arrays["y"] == 3, 7, arrays["y"]))
+    assert 0 <= run.evaluate("classifier", tmp_path / "others.npz")["classifier"] <= 100
+    assert run.result("classifier", tmp_path / "others.npz")["protocol"]["classes"] == 4
+    np.savez(tmp_path / "strange.npz", x=arrays["x"], y=arrays["y"] + 10)
+    with pytest.raises(BadInput, match=r"no test image of .* has a class that .* knows, such as '0'"):
+        run.evaluate("classifier", tmp_path / "strange.npz")
+    assert run.references("classifier") == {}
+    plain = cmsf.train("msf-small", bars, tmp_path / "plain", quiet=True, **TINY)
+    with pytest.raises(BadInput, match="is no classifier; make one: cmsf finetune"):
+        plain.evaluate("classifier")
+
+
+def test_a_classifier_that_is_not_finished_says_so(bars: Path, tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        cmsf.train("xent-small", bars, tmp_path / "run", screen=StopAt(2, signal.SIGINT), **TINY)
+    with pytest.raises(BadInput, match="is not finished; give the same cmsf train command again"):
+        cmsf.Classifier(tmp_path / "run")
+
+
+def test_purity_is_of_what_is_chosen_and_of_the_bank_where_nothing_is(
+    bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for method, chooses in (("supcon", False), ("moco-v2", False), ("nnclr", True), ("cmsf-sup", True)):
+        run = cmsf.train(f"{method}-small", bars, tmp_path / method, **TINY)
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert (" in M" in last, " in C" in last, "median rank" in last) == (True, chooses, chooses)
+        for line in metrics(run):
+            assert "purity_unconstrained" in line
+            assert all((name in line) == chooses for name in ("purity_constrained", "rank_mean", "rank_median"))
+
+
+def test_with_coarse_labels_the_classifiers_figure_is_of_groups_and_says_so(
+    bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    groups = tmp_path / "groups.csv"
+    groups.write_text("class,group\n0,a\n1,a\n2,b\n3,b\n")
+    run = cmsf.train("xent-small", bars, tmp_path / "run", coarse_labels=str(groups), **TINY)
+    assert "% of 2 groups" in capsys.readouterr().err.splitlines()[-1]
+    assert run.evaluate("classifier") == {"classifier": metrics(run, "epoch")[-1]["classifier"]}
 
 
 def test_an_objective_without_bank_or_target_has_neither(bars: Path, tmp_path: Path) -> None:
@@ -170,7 +221,7 @@ def test_the_number_of_labelled_images_beside_a_batch_follows_the_data(
         ("simclr", {"bank_size": 64}, "simclr keeps no bank, so --bank-size 64 will not do; use auto"),
         ("moco-v2", {"bank_size": 0}, "info-nce needs a bank, so --bank-size 0 will not do; use auto"),
         ("simclr", {"extra_crops": 2}, "simclr has no use for --extra-crops 2; leave it out"),
-        ("simclr", {"k": 7}, "simclr has no use for --k 7; leave it out (it is for mean-shift)"),
+        ("simclr", {"k": 7}, "simclr has no use for --k 7; leave it out"),
         ("xent", {"constraint": "label", "pseudo_labels": "mlp-2"}, "cross-entropy has no use for --constraint label"),
         ("cmsf-self", {"temperature": 0.2}, "mean-shift has no use for --temperature 0.2"),
         ("paws", {"labels_per_class": 8, "support_classes": 1}, "so --support-classes 1 will not do; use 2 or more"),
@@ -185,7 +236,11 @@ def test_the_number_of_labelled_images_beside_a_batch_follows_the_data(
             {"labels_per_class": 8, "support_classes": 5},
             "--support-classes 5 exceeds the 4 classes with labels",
         ),
-        ("fixmatch", {"labels_per_class": 8, "support_images": 64}, "is not among the 32 labelled images"),
+        (
+            "fixmatch",
+            {"labels_per_class": 8, "support_images": 64},
+            "there are 32 labelled images; use 1 to 32",
+        ),
         ("fixmatch", {}, "every one of the 144 images has a label"),
         ("paws", {}, "every one of the 144 images has a label"),
     ],

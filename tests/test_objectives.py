@@ -65,6 +65,7 @@ LEARNING = {
     "byol": {(FIRST, "prediction"), (SECOND, "prediction")},
     "simsiam": {(FIRST, "prediction"), (SECOND, "prediction")},
     "isd": {(SECOND, "prediction")},
+    "isd with a temperature of the target": {(SECOND, "prediction")},
     "supcon": {(SECOND, "embedding")},
     "supcon without the target": {(SECOND, "embedding")},
     "prototypes": {(SECOND, "prediction")},

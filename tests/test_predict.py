@@ -169,7 +169,7 @@ def test_a_damaged_classifier_is_named(classifier: cmsf.Classifier, photos: Path
     with pytest.raises(cmsf.BadInput, match=r"cannot read .*head\.safetensors"):
         cmsf.Classifier(copy).predict(photos, workers=0)
     (copy / "classifier.json").write_text('{"classes": 3}')
-    with pytest.raises(cmsf.BadInput, match="is not what cmsf finetune wrote"):
+    with pytest.raises(cmsf.BadInput, match="is not what cmsf wrote"):
         cmsf.Classifier(copy)
 
 

@@ -6,7 +6,7 @@ from helpers import noise
 
 from cmsf.errors import BadInput
 from cmsf.objectives import PAWS
-from cmsf.recipe import Recipe, parse
+from cmsf.recipe import Recipe, Resolved, parse
 from cmsf.recipes import BASELINES, METHODS, NAMES, OURS, SCALES, VARIANTS, explain, find, named
 from cmsf.resolving import resolve
 
@@ -127,6 +127,8 @@ def test_a_variant_changes_what_it_says_and_variants_add_up() -> None:
         ("cmsf-supp+coarse", "no recipe is called 'cmsf-supp+coarse'; did you mean"),
         ("+coarse", "no recipe is called '+coarse'"),
         ("cmsf-sup+", "no variant of a recipe is called ''"),
+        ("cmsf-sup+noise-5+noise-50", "+noise-5 and +noise-50 both set label_noise; use one of them"),
+        ("cmsf-sup-small+noise-50", "did you mean cmsf-sup+noise-50-small?"),
         ("simclr+top-20", "simclr has no use for +top-20; it is for cmsf-sup, cmsf-sup-all, cmsf-semi"),
         ("simsiam+bank-16k-small", "simsiam has no use for +bank-16k"),
     ],
@@ -193,6 +195,19 @@ def test_flags_are_read_as_what_they_stand_for(flag: str, text: str, value: obje
 def test_a_file_that_is_no_recipe_is_refused(text: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         Recipe.from_yaml(text, "my.yaml")
+
+
+def test_a_recipe_of_a_run_that_lacks_a_setting_is_of_another_version() -> None:
+    resolved = resolve(named("msf-small"), noise(72, 8), 30)
+    lines = [line for line in resolved.to_yaml().splitlines() if not line.startswith("support_images")]
+    with pytest.raises(BadInput, match="says nothing of support_images: another version of cmsf wrote it"):
+        Resolved.from_yaml("\n".join(lines), "run/recipe.yaml")
+    assert Resolved.from_yaml(resolved.to_yaml(), "run/recipe.yaml") == resolved
+
+
+def test_a_baselines_description_says_whose_settings_it_has() -> None:
+    assert "These are the settings of -imagenet; those of -small follow." in explain("simclr-small")
+    assert "follow" not in explain("simclr-imagenet") + explain("simclr") + explain("msf-small")
 
 
 def test_eighty_photos_just_work() -> None:

@@ -71,9 +71,11 @@ class EpochTotals:
     def _neighbourhood(self) -> dict[str, Any]:
         if not self.unconstrained:
             return {}
-        ranks, chosen = torch.tensor(self.ranks, dtype=torch.int64), bool(self.constrained)
-        pooled = Neighbourhood(_doubles(self.unconstrained), _doubles(self.constrained), ranks, chosen)
-        return {**_summary(pooled), **({"rank_histogram": histogram(ranks)} if chosen else {})}
+        ranks, everywhere = torch.tensor(self.ranks, dtype=torch.int64), _doubles(self.unconstrained)
+        if not self.constrained:
+            return _summary(Neighbourhood(everywhere, everywhere, ranks, chosen=False))
+        pooled = Neighbourhood(everywhere, _doubles(self.constrained), ranks)
+        return {**_summary(pooled), "rank_histogram": histogram(ranks)}
 
     def plain(self) -> dict[str, Any]:
         losses = {name: [float(loss) for loss in kept] for name, kept in self.losses.items()}
