@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
@@ -210,18 +210,13 @@ class Recipe:
             raise BadInput(f"{origin} is no YAML: {' '.join(str(error).split())[:120]}") from None
         if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
             raise BadInput(f"{origin} is no recipe: it must be a list of `name: value` lines")
-        missing = cls._resolved() - values.keys()
-        if missing:
+        missing = set() if cls is Recipe else cls.__annotations__.keys() - values.keys()
+        if missing:  # of what a run has settled
             raise BadInput(f"{origin} says nothing of {min(missing)}: another version of cmsf wrote it; train it again")
         try:
             return cls(**asdict(Recipe().changed(values)))
         except BadInput as error:
             raise BadInput(f"{origin}: {error}") from None
-
-    @classmethod
-    def _resolved(cls) -> set[str]:
-        """The settings that have no `auto` any more, nor a default."""
-        return {field.name for field in fields(cls) if field.default is MISSING}
 
 
 @dataclass(frozen=True, kw_only=True)
