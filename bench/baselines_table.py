@@ -23,12 +23,12 @@ def main() -> None:
 
 The small residual net, {EPOCHS} epochs of two forward passes an image (cross-entropy: {2 * EPOCHS} of one), batch 128,
 seeds {", ".join(map(str, SEEDS))}, which choose the noise too; per cent, mean over seeds (range). The learning rate is
-the best of {", ".join(map(str, LRS))} by 20-NN on other images with seed 0, for each method; for coarse labels it is the
-one chosen on Fashion-MNIST. Linear: a layer on frozen features, fitted to convergence on the true classes of the training
-images. Transfer: a linear layer on other data sets, settings by {TRIALS} trials. What is equal are forward passes:
-cross-entropy, SimCLR and NNCLR go back through each of them, the others through one of two, so by the paper's formula (a
-backward pass is two) they compute 1.5 times as much. SupCon's warm-up, a twentieth of the epochs, is none of {EPOCHS}.
-Written by `bench/baselines_table.py` from the [cells]({folder.name}).
+the best of {", ".join(map(str, LRS))} by 20-NN on other images with seed 0, for each method; for coarse labels it is
+the one chosen on Fashion-MNIST. Linear: a layer on frozen features, fitted to convergence on the true classes of the
+training images. Transfer: a linear layer on other data sets, settings by {TRIALS} trials. What is equal are forward
+passes: cross-entropy, SimCLR and NNCLR go back through each of them, the others through one of two, so by the paper's
+formula (a backward pass is two) they compute 1.5 times as much. SupCon's warm-up, a twentieth of the epochs, is none of
+{EPOCHS}. Written by `bench/baselines_table.py` from the [cells]({folder.name}).
 """)
     for task in NOISY:
         noise = "true labels" if task == "clean" else f"{task.removeprefix('noise-')} % of the labels replaced"

@@ -186,7 +186,7 @@ class Training:
             candidates = watched.constraint(query, rows)
             neighbours = search(query, rows, candidates, watched.k, watched.include_query)
         seen = inspect(query, rows, watched.constraint, neighbours, self.truth, watched.include_query)
-        return replace(seen, chosen=outcome.neighbours is not None)
+        return replace(seen, chosen=self.learner.objective.chooses)
 
     def _embed_clean(self, index: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
         """The target's embeddings of clean views, by the statistics it has gathered and without adding to them."""

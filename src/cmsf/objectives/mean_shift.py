@@ -98,6 +98,7 @@ class MeanShift(Objective):
 
     target = ((FIRST,),)
     heads = frozenset({"projector", "predictor"})
+    chooses = True
     bank: ClassVar[Literal["before"]] = "before"
 
     @property

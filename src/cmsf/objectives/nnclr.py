@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cmsf.neighbours import EveryRow, Neighbours, search
+from cmsf.neighbours import EveryRow, search
 from cmsf.objectives.objective import FIRST, SECOND, Objective, Outcome, Step, Watched, mean_over
 from cmsf.rows import Rows
 
@@ -30,19 +30,18 @@ class NNCLR(Objective):
 
     online = ((FIRST, SECOND),)
     heads = frozenset({"projector", "predictor"})
+    chooses = True
     bank: ClassVar[Literal["after"]] = "after"
     watched = Watched(k=1)
 
     def __call__(self, step: Step) -> Outcome:
         first, second = step.online[FIRST], step.online[SECOND]
-        there, nearest = self._contrast(step, first.embedding, second.prediction)
-        back, _ = self._contrast(step, second.embedding, first.prediction)
-        return Outcome((there + back) / 2, neighbours=nearest)
+        there = self._contrast(step, first.embedding, second.prediction)
+        back = self._contrast(step, second.embedding, first.prediction)
+        return Outcome((there + back) / 2)
 
-    def _contrast(
-        self, step: Step, z: Float[Tensor, "b d"], prediction: Float[Tensor, "b d"]
-    ) -> tuple[Float[Tensor, ""], Neighbours]:
+    def _contrast(self, step: Step, z: Float[Tensor, "b d"], prediction: Float[Tensor, "b d"]) -> Float[Tensor, ""]:
         nearest = search(Rows(z.detach(), step.query.index), step.bank, EveryRow(), k=1, include_query=False)
         scores = nearest.mean @ prediction.T / self.temperature
         itself = torch.arange(len(z), device=z.device)
-        return mean_over(cross_entropy(scores, itself, reduction="none"), nearest.count > 0), nearest
+        return mean_over(cross_entropy(scores, itself, reduction="none"), nearest.count > 0)

@@ -87,6 +87,8 @@ class Objective(ABC):
     """What is put on the online encoder's features."""
     bank: ClassVar[Literal["none", "before", "after"]] = "none"
     """Whether the queries enter a bank before the loss, and so may be their own neighbours, or after it."""
+    chooses: bool = False
+    """Whether it learns from neighbours that it chooses in the bank."""
     learns_from_labels: bool = False
     watched: Watched | None = None
     """None where it has no bank to find neighbours in."""
