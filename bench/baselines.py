@@ -108,9 +108,7 @@ def compute(cell: Cell, data: Path, out: Path, runs: Path) -> dict[str, Any]:
     else:
         source = subsets.fashion(data, runs) if choosing else None
     run = cmsf.train(cell.recipe, source, runs / cell.name, quiet=True, **settings)
-    lines = [json.loads(line) for line in run.folder.metrics_file.read_text().splitlines()]
-    by_epoch = [{name: line.get(name) for name in LOGGED} for line in lines if line["kind"] == "epoch"]
-    found = {"cell": asdict(cell), "recipe": cell.recipe, "settings": settings, "by epoch": by_epoch}
+    found = {"cell": asdict(cell), "recipe": cell.recipe, "settings": settings, "by epoch": by_epoch(run)}
     found["knn"] = run.evaluate("knn")
     if not choosing:
         found["linear"] = run.evaluate("linear")
@@ -119,6 +117,11 @@ def compute(cell: Cell, data: Path, out: Path, runs: Path) -> dict[str, Any]:
     if not choosing and cell.task != NONE:
         found["transfer"] = run.evaluate("transfer", suite=_suite(data, runs), trials=TRIALS, workers=1)
     return found
+
+
+def by_epoch(run: cmsf.Run) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in run.folder.metrics_file.read_text().splitlines()]
+    return [{name: line.get(name) for name in LOGGED} for line in lines if line["kind"] == "epoch"]
 
 
 def _suite(data: Path, runs: Path) -> Path:

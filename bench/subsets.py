@@ -46,20 +46,26 @@ def cifar(data: Path, into: Path, choosing: bool) -> Path:
     return file
 
 
-def tiny(data: Path, into: Path) -> Path:
-    """Fifty training images of each of the 200 classes, and all validation images to test on, at 64 px."""
-    file = into / "tiny-imagenet-10000.npz"
+def tiny(data: Path, into: Path, choosing: bool = False) -> Path:
+    """Fifty training images of each of the 200 classes, and all validation images to test on, at 64 px.
+
+    To choose by: of each class the next forty training images, and the last ten to test on.
+    """
+    file = into / ("tiny-imagenet-choosing.npz" if choosing else "tiny-imagenet-10000.npz")
     if not file.exists():
         source = open_source(str(data / "tiny-imagenet-64"))
         arrays, number = {}, {name: i for i, name in enumerate(source.classes)}
-        for part, split, most in (("train", source.train, _TINY_CLASS), ("test", source.parts["val"], None)):
+        parts = {"train": (source.train, range(_TINY_CLASS)), "test": (source.parts["val"], range(1000))}
+        if choosing:
+            parts = {"train": (source.train, range(_TINY_CLASS, 90)), "test": (source.train, range(90, 100))}
+        for part, (split, wanted) in parts.items():
             pictures, label, seen = [], [], dict.fromkeys(source.classes, 0)
             for i, name in enumerate(split.names):
                 assert name is not None
-                if most is None or seen[name] < most:
-                    seen[name] += 1
+                if seen[name] in wanted:
                     pictures.append(split.images.decode(i, 64).expand(3, -1, -1).permute(1, 2, 0).numpy())
                     label.append(number[name])
+                seen[name] += 1
             arrays |= {f"x_{part}": np.stack(pictures), f"y_{part}": np.array(label)}
         _save(file, **arrays, classes=np.array(source.classes))
     return file
