@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import coarse as look_at
 from baselines import COARSE, EPOCHS, LRS, NOISY, NONE, SEEDS, TRIALS, WITH_LABELS, WITHOUT, Cell, chosen_lr, trial
 from cells import mean_and_range, read
 
@@ -36,6 +37,7 @@ formula (a backward pass is two) they compute 1.5 times as much. SupCon's warm-u
     _lost(folder)
     coarse = "10,000 images of Tiny-ImageNet at 32 px, WordNet's groups as labels"
     _with_labels(folder, COARSE, f"{coarse}; judged by the 200 classes, 5,000 test images")
+    _why_coarse(folder.with_name("coarse"), folder)
     rows = [
         (
             name,
@@ -66,6 +68,50 @@ def _with_labels(folder: Path, task: str, title: str) -> None:
     _show(title, ("", "20-NN", "linear", *(f"to {name}" for name in SETS)), rows)
     judged = "groups" if task == COARSE else "classes"
     print(f"Xent's own classifier, on the true {judged}: {_seeds(folder, 'xent', task, _classifier)}.\n")
+
+
+def _why_coarse(folder: Path, usual: Path) -> None:
+    """What was looked at to find out why coarse labels come out as they do (bench/coarse.py)."""
+    print(f"Why it is so, by `bench/coarse.py` ([cells]({folder.name})):\n")
+    before = [read(folder, look_at.untrained(seed).name) for seed in SEEDS]
+    rows = [
+        (
+            name,
+            mean_and_range((None if cell is None else cell["knn"][name]["20-nn"] for cell in before), len(SEEDS)),
+            mean_and_range(
+                (
+                    None if cell is None or name not in cell["linear"] else cell["linear"][name]["linear top-1"]
+                    for cell in before
+                ),
+                len(SEEDS),
+            ),
+        )
+        for name in ("raw pixels", "untrained encoder")
+    ]
+    _show("Coarse labels: what is there before anything is learned", ("", "20-NN", "linear"), rows)
+    seed, rows = SEEDS[0], []
+    for name, method in WITH_LABELS.items():
+        short, long = Cell(method, COARSE, seed).name, look_at.longer(method, seed).name
+        figures = [
+            _one(place, cell, figure) for figure in (_near, _linear) for place, cell in ((usual, short), (folder, long))
+        ]
+        rows.append((name, *figures))
+    times = look_at.LONGER
+    heads = ("", "20-NN", f"{times} times as long", "linear", f"{times} times as long")
+    _show(f"Coarse labels: {EPOCHS} epochs of two passes, and {times * EPOCHS}, seed {seed}", heads, rows)
+    rows = [
+        (
+            name,
+            f"{lr}",
+            "–" if momentum is None else f"{momentum}",
+            *(_one(folder, cell.name, f) for f in (_near, _linear)),
+        )
+        for name, method in WITH_LABELS.items()
+        for lr, momentum in look_at.TRIED.get(method, ())
+        for cell in [look_at.tried(method, lr, momentum)]
+    ]
+    heads = ("", "learning rate", "momentum of the target", "20-NN", "linear")
+    _show("Coarse labels: other settings, on other images of Tiny-ImageNet (8,000 and 2,000), seed 0", heads, rows)
 
 
 def _lost(folder: Path) -> None:

@@ -55,11 +55,15 @@ def longer(method: str, seed: int) -> Cell:
     return Cell("longer", method, seed)
 
 
+def tried(method: str, lr: float, momentum: float | None) -> Cell:
+    return Cell("tried", method, CHOOSING_SEED, lr, momentum)
+
+
 def cells() -> Iterator[Cell]:
-    yield from map(untrained, SEEDS)
     yield from (longer(method, SEEDS[0]) for method in LONGER_METHODS)
+    yield from map(untrained, SEEDS)
     for method, settings in TRIED.items():
-        yield from (Cell("tried", method, CHOOSING_SEED, lr, momentum) for lr, momentum in settings)
+        yield from (tried(method, lr, momentum) for lr, momentum in settings)
 
 
 def compute(cell: Cell, data: Path, chosen: Path, runs: Path) -> dict[str, Any]:
