@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cmsf.bank import EmbeddingCache
+from cmsf.distributed import World
 from cmsf.pseudo_classifiers import PseudoClassifier
 from cmsf.rows import UNKNOWN, Rows
 
@@ -80,8 +81,10 @@ class PreviousEpoch(Knowledge):
     a row leaves the bank; as in the authors' code, ours is refreshed at once.
     """
 
-    def __init__(self, images: int, dim: int, dtype: torch.dtype = torch.float32) -> None:
-        self.cache = EmbeddingCache(images, dim, dtype)
+    def __init__(
+        self, images: int, dim: int, dtype: torch.dtype = torch.float32, world: World = World()
+    ) -> None:
+        self.cache = EmbeddingCache(images, dim, dtype, world)
         self.companion_dim = dim
 
     def __call__(self, query: Rows, another_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
@@ -124,7 +127,9 @@ class PseudoLabels(Knowledge):
         threshold: float,
         offline: bool,
         dtype: torch.dtype,
+        world: World = World(),
     ) -> None:
+        self.world = world
         self.label, self.classifier, self.threshold, self.offline = label, classifier, threshold, offline
         self.labelled = (label != UNKNOWN).nonzero()[:, 0]
         self.slot = torch.full_like(label, UNKNOWN)
@@ -148,7 +153,8 @@ class PseudoLabels(Knowledge):
         with self._timed():
             if self.offline:
                 slots = torch.arange(len(self.labelled), device=self.label.device)
-                self.cache.exchange(Rows(embed(self.labelled), slots))
+                mine = self.labelled[self.world.part(len(self.labelled))]
+                self.cache.exchange(Rows(self.world.gather(embed(mine)), slots))
             embedding = self.cache.embedding.to(self.label.device)
             filled = ~embedding[:, 0].isnan()
             if len(self.label[self.labelled][filled].unique()) < 2:
@@ -157,6 +163,8 @@ class PseudoLabels(Knowledge):
                 Rows(embedding, torch.where(filled, self.labelled, UNKNOWN), self.label[self.labelled]),
                 self.times_trained,
             )
+            # All have learned the same, as far as their devices repeat themselves; a bank must not depend on it.
+            self.world.follow_first(self.classifier)
             self.times_trained += 1
 
     def _guess(self, others: Rows) -> Guess:

@@ -168,6 +168,12 @@ class Recipe:
         "fp32", "of the network; bf16 and fp16 are mixed, with bank, losses and search in fp32"
     )
 
+    batch_norm: Literal["sync", "shuffle"] = setting(
+        "sync",
+        "with several processes, BatchNorm sees the whole batch; shuffle: each process's share alone, and other shares "
+        "in the target encoder than in the online one (ShuffleBN)",
+    )
+
     # The run
     seed: int = setting(0, "decides weights, order, views and splits", least=0, most=2**32 - 1)
     evaluate_every: int = setting(10, "epochs between k-NN evaluations; 0: at the end alone", least=0)

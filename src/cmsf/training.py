@@ -29,7 +29,6 @@ from cmsf.evaluation.judged import HeldOut
 from cmsf.evaluation.predicting import score_all
 from cmsf.learner import Diverged, Learner
 from cmsf.metrics import EpochTotals, MetricsLog, step_line
-from cmsf.neighbours import search
 from cmsf.objectives import SUPPORT, Outcome
 from cmsf.recipe import Resolved
 from cmsf.rows import Rows
@@ -179,13 +178,12 @@ class Training:
 
     def _look(self, query: Rows, outcome: Outcome) -> Neighbourhood | None:
         """Purity and ranks of the neighbours that the objective chooses, or could; None where it has no bank."""
-        watched, rows, neighbours = self.learner.objective.watched, self.learner.bank.rows(), outcome.neighbours
+        watched, bank, neighbours = self.learner.objective.watched, self.learner.bank, outcome.neighbours
         if watched is None:
             return None
         if neighbours is None:
-            candidates = watched.constraint(query, rows)
-            neighbours = search(query, rows, candidates, watched.k, watched.include_query)
-        seen = inspect(query, rows, watched.constraint, neighbours, self.truth, watched.include_query)
+            neighbours = bank.find(query, watched.constraint, watched.k, watched.include_query)
+        seen = inspect(query, bank, watched.constraint, neighbours, self.truth, watched.include_query)
         return replace(seen, chosen=self.learner.objective.chooses)
 
     def _embed_clean(self, index: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
