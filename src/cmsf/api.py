@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ from cmsf.classifier import Classifier
 from cmsf.classifier_folder import ClassifierFolder
 from cmsf.data import Dataset, Request, open_source
 from cmsf.environment import INIT_SHA256, describe_environment
-from cmsf.errors import BadInput, did_you_mean
+from cmsf.errors import BadInput, did_you_mean, some_of
 from cmsf.evaluation import Extractor
 from cmsf.evaluation.finetune import TUNES, Tune, TuningCourse
 from cmsf.evaluation.judged import HeldOut
 from cmsf.finetuning import How, starting_network, to_learn_from
 from cmsf.finetuning import tune as tune_network
 from cmsf.finetuning import write as write_classifier
+from cmsf.precautions import OnCollapse, OnFullDisk, Precautions
 from cmsf.progress import terminal_taken
 from cmsf.recipe import Recipe
 from cmsf.recipes import find, lacks_scale
@@ -47,6 +48,9 @@ def train(
     workers: int | None = None,
     quiet: bool = False,
     screen: Screen | None = None,
+    checkpoint_minutes: float = Precautions.checkpoint_minutes,
+    on_full_disk: OnFullDisk = Precautions.on_full_disk,
+    on_collapse: OnCollapse = Precautions.on_collapse,
     **changes: Any,
 ) -> Run:
     """Train a recipe on a source of images; the same call again goes on where it was stopped.
@@ -59,9 +63,11 @@ def train(
     val: a source to test on; without it, a split of the data, or a tenth of its labelled images.
     workers: processes that decode images which are not held in memory; by default one a core.
     out: the run folder, by default runs/ and the recipe's or the file's name.
+    checkpoint_minutes, on_full_disk, on_collapse: as in cmsf.precautions.Precautions.
     changes: any field of the recipe, e.g. epochs=100, or init="resnet18.a1_in1k" for weights to start from.
     """
     screen = screen or Screen(quiet=quiet)
+    precautions = Precautions(checkpoint_minutes, on_full_disk, on_collapse)
     where = pick_device(device)
     request = Request.of(data, labels, val)
     source = open_source(data)
@@ -98,8 +104,42 @@ def train(
             return Run(folder.path)
         for difference in differences:
             screen.say(f"{difference}: the run will not equal an uninterrupted one bit for bit")
-        Training(resolved, learner, images, folder, screen, worker_count(workers)).run()
+        Training(resolved, learner, images, folder, screen, worker_count(workers), precautions).run()
     return Run(folder.path)
+
+
+def resume(
+    run: str | Path,
+    data: str | Path | None = None,
+    *,
+    labels: str | Path | None = None,
+    val: str | Path | None = None,
+    quiet: bool = False,
+    screen: Screen | None = None,
+    **given: Any,
+) -> Run:
+    """Go on with a run that was stopped: its folder says the recipe and the images.
+
+    given: device, workers and precautions as in `train`. A field of the recipe, `data`, `labels` and `val` need not be
+    given, and must then be those of the run; but data that is a shell command is run only if it is given.
+    """
+    screen = screen or Screen(quiet=quiet)
+    found = Run(run)
+    if found.folder.complete():
+        screen.say(f"{found.path} is complete already; remove it to train again")
+        return found
+    kept = found.folder.request() if data is not None else found.request()
+    asked = {"data": data, "labels": labels, "val": val}
+    named = {name: getattr(Request.of(**asked), name) for name, value in asked.items() if value is not None}
+    named |= {name: given.pop(name) for name in [*given] if name in asdict(found.recipe)}
+    there = asdict(kept) | asdict(found.recipe)
+    differences = [f"{name}: {value} against {there[name]}" for name, value in named.items() if value != there[name]]
+    if differences:
+        raise BadInput(
+            f"{found.path} is another run ({some_of(differences)}); leave out what it says itself, or train in "
+            "another --out"
+        )
+    return train(found.recipe, kept.data, found.path, labels=kept.labels, val=kept.val, screen=screen, **given)
 
 
 def finetune(

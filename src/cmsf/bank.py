@@ -100,17 +100,20 @@ def _again_later(index: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
 class EmbeddingCache:
     """The last target embedding of every image, in CPU memory because it is as long as the data.
 
-    NaN stands for an image not seen yet.
+    NaN stands for an image not seen yet. `changed` marks what was written since somebody unmarked it, so that a
+    checkpoint need not hold all of it.
     """
 
     def __init__(self, images: int, dim: int, dtype: torch.dtype = torch.float32) -> None:
         self.embedding = torch.full((images, dim), torch.nan, dtype=dtype)
+        self.changed = torch.zeros(images, dtype=torch.bool)
 
     def exchange(self, rows: Rows) -> Float[Tensor, "n d"]:
         """Hand out what was remembered of these images, then remember what they are now."""
         index = rows.index.cpu()
         remembered = self.embedding[index].to(rows.embedding)
         self.embedding[index] = rows.embedding.detach().to(self.embedding)
+        self.changed[index] = True
         return remembered
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -40,6 +40,8 @@ class Knowledge(ABC):
     """What it thought of the last batch's images that have no label; None where it does not guess."""
     seconds: float = 0.0
     """How long it has taken so far."""
+    apart: EmbeddingCache | None = None
+    """What it remembers that is as long as the data: no part of `state_dict`, and saved by itself."""
 
     @abstractmethod
     def __call__(self, query: Rows, another_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
@@ -81,17 +83,11 @@ class PreviousEpoch(Knowledge):
     """
 
     def __init__(self, images: int, dim: int, dtype: torch.dtype = torch.float32) -> None:
-        self.cache = EmbeddingCache(images, dim, dtype)
+        self.cache = self.apart = EmbeddingCache(images, dim, dtype)
         self.companion_dim = dim
 
     def __call__(self, query: Rows, another_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
         return replace(query, companion=self.cache.exchange(query))
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return self.cache.state_dict()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.cache.load_state_dict(state)
 
 
 class ThirdView(Knowledge):
