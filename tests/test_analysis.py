@@ -3,7 +3,8 @@ import pytest
 import torch
 from helpers import random_rows
 
-from cmsf.analysis.neighbourhood import histogram, inspect, purity, spread
+from cmsf.analysis.collapse import spread
+from cmsf.analysis.neighbourhood import histogram, inspect, purity
 from cmsf.bank import MemoryBank
 from cmsf.constraints import NearCompanion, SameLabel, Unconstrained
 from cmsf.neighbours import rank

@@ -1,5 +1,11 @@
 """Several processes compute what one does."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,11 +13,14 @@ from typing import Any
 import oracle
 import pytest
 import torch
-from helpers import noise, random_rows, unit
+from helpers import noise, random_rows, write_npz, write_photos
 from ranks import learn_each, together
 from torch import nn
 
+import cmsf
+from cmsf import checkpoint
 from cmsf.batch_norm import synchronise
+from cmsf.checkpoint import Checkpoint
 from cmsf.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
 from cmsf.data import Dataset
 from cmsf.distributed import World, asked_for
@@ -121,3 +130,255 @@ def test_shares_of_a_batch_need_not_be_equal(
     for rank in three_ranks:  # 16 images: 6, 5 and 5
         assert_same_learning(rank[method + kind], alone[method])
     assert_close(three_ranks[0][method + kind]["bank"], alone[method]["bank"], 1e-9)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten())
+    return made.extend([nn.Linear(144, 6), nn.BatchNorm1d(6, affine=False, momentum=None)]).double()
+
+
+def one_pass(world: World, images: torch.Tensor) -> dict[str, Any]:
+    """Forwards and backwards through layers with BatchNorm, on one's share of the images."""
+    layers = synchronise(network(), world, torch.device("cpu"))
+    mine = images[world.part(len(images))].requires_grad_()
+    output = world.gather(layers(mine))
+    (output**3).sum().backward()
+    world.sum_gradients(layers.parameters())
+    layers.eval()
+    return {
+        "output": output.detach(),
+        "in eval mode": layers(images).detach(),
+        "images": world.gather(mine.grad),
+        **{name: parameter.grad for name, parameter in layers.named_parameters()},
+        **layers.state_dict(),
+    }
+
+
+def test_batch_norm_over_ranks_is_batch_norm_over_the_whole_batch(tmp_path: Path) -> None:
+    images = torch.randn(7, 3, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    alone = one_pass(World(), images.clone())
+    for rank in together(2, one_pass, images, into=tmp_path):
+        assert_close(rank, alone, 1e-12)
+
+
+CONSTRAINTS: dict[str, Constraint] = {
+    "none": Unconstrained(),
+    "label": SameLabel(),
+    "companion": NearCompanion(7),
+    "any companion": NearCompanion(None),
+}
+
+
+def search_both(world: World, rows: Rows, query: Rows) -> dict[str, Any]:
+    """What both kinds of banks find, by every constraint, and how far away it is."""
+    found = {}
+    for kind in (ReplicatedBank, ShardedBank):
+        bank = kind(world, 50, rows.embedding.shape[1], rows.companion.shape[1], dtype=torch.float64)  # type: ignore[union-attr]
+        for some in torch.arange(len(rows)).split(9):  # it wraps round, and images enter again
+            bank.enqueue(rows[some])
+        bank.enqueue(query)
+        for name, constraint in CONSTRAINTS.items():
+            for k in (1, 6, 60, None):
+                for include_query in (True, False):
+                    near = bank.find(query, constraint, k, include_query)
+                    key = f"{kind.__name__} {name} {k} {include_query}"
+                    found[key] = {"count": near.count, "mean": near.mean}
+                    if near.row is not None:
+                        found[key] |= {"row": near.row, "rank": bank.rank(query, near.row[:, 0].clamp_min(0))}
+    return found
+
+
+def test_a_divided_search_equals_the_slow_search_of_the_whole_bank(tmp_path: Path) -> None:
+    rows, query = random_rows(70, seed=3, unknown=0.2), random_rows(8, seed=4, unknown=0.2)
+    bank = cmsf.MemoryBank(50, 6, 6, dtype=torch.float64)
+    for some in torch.arange(70).split(9):
+        bank.enqueue(rows[some])
+    bank.enqueue(query)
+    related = {
+        "none": oracle.everything(query, bank.rows()),
+        "label": oracle.same_label(query, bank.rows()),
+        "companion": oracle.near_companion(query, bank.rows(), 7),
+        "any companion": oracle.near_companion(query, bank.rows(), 50),
+    }
+    for rank in together(3, search_both, rows, query, into=tmp_path):
+        for key, near in rank.items():
+            name, k, include_query = key.split(" ", 1)[1].rsplit(" ", 2)
+            wanted = None if k == "None" else int(k)
+            sets = oracle.chosen(query, bank.rows(), related[name], wanted, include_query == "True")
+            assert near["count"].tolist() == [len(chosen) for chosen in sets], key
+            if wanted is not None:
+                assert [[i for i in line if i != UNKNOWN] for line in near["row"].tolist()] == sets, key
+            for mean, chosen in zip(near["mean"], sets, strict=True):
+                if chosen:
+                    torch.testing.assert_close(mean, bank.embedding[chosen].mean(0))
+            if wanted is not None:
+                assert torch.equal(near["rank"], bank.rank(query, near["row"][:, 0].clamp_min(0))), key
+
+
+@pytest.mark.parametrize(
+    ("environment", "world"),
+    [
+        ({}, World()),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, World()),
+        ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, World(3, 8, 1, 2)),
+        (
+            {
+                "SLURM_PROCID": "5",
+                "SLURM_STEP_NUM_TASKS": "8",
+                "SLURM_LOCALID": "1",
+                "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+            },
+            World(5, 8, 1, 4),
+        ),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, World()),  # a batch script, which runs once
+    ],
+)
+def test_torchrun_and_slurm_say_who_a_process_is(environment: dict[str, str], world: World) -> None:
+    assert asked_for(environment) == world
+
+
+@pytest.mark.parametrize("count", [1, 5, 16, 17])
+def test_shares_are_all_of_it_and_differ_by_one_at_most(count: int) -> None:
+    worlds = [World(rank, 3) for rank in range(3)]
+    shares = [list(range(count)[world.part(count)]) for world in worlds]
+    assert [i for share in shares for i in share] == list(range(count))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    dealt = torch.cat([world.dealt(torch.arange(count)) for world in worlds])
+    assert torch.equal(dealt[worlds[0].undealt(count)], torch.arange(count))
+
+
+# What follows are real runs, started by torchrun. Their steps are short, or else rounding grows a millionfold in them.
+
+RUN = (
+    "--epochs",
+    "12",
+    "--lr",
+    "0.005",
+    "--batch-size",
+    "16",
+    "--projection-hidden",
+    "16",
+    "--projection-dim",
+    "8",
+    "--size",
+    "12",
+)
+EXACT = (*RUN, "--precision", "fp64", "--evaluate-every", "0", "--log-every", "2", "--seed", "3")
+
+
+def command(ranks: int, *arguments: str, restarts: int = 0) -> list[str]:
+    module = ["-m", "cmsf", "train", *arguments, "--threads", "1", "--device", "cpu"]
+    if ranks == 1:
+        return [sys.executable, *module]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [sys.executable, *launch, "--max-restarts", str(restarts), *module]
+
+
+def train(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(ranks, *arguments), capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_npz(tmp_path_factory.mktemp("data") / "bars.npz", per_class=20, classes=4, side=12)
+
+
+@pytest.fixture(scope="module")
+def by_one(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> cmsf.Run:
+    out = tmp_path_factory.mktemp("one") / "run"
+    done = train(1, "cmsf-self-small", "--data", str(bars), "--out", str(out), *EXACT)
+    assert done.returncode == 0, done.stderr
+    return cmsf.Run(out)
+
+
+def assert_same_but_for_rounding(one: cmsf.Run, other: cmsf.Run) -> None:
+    """Weights, bank and cache in the newest checkpoint, the network, and every number of the log."""
+    first, second = (run_state(run) for run in (one, other))
+    for part in ("encoders", "bank"):
+        assert_close(first["state"][part], second["state"][part], 1e-9)
+    torch.testing.assert_close(first["cache"], second["cache"], rtol=0, atol=1e-9, equal_nan=True)
+    lines = [[json.loads(line) for line in run.folder.metrics_file.read_text().splitlines()] for run in (one, other)]
+    assert len(lines[0]) == len(lines[1])
+    for mine, theirs in zip(*lines, strict=True):
+        assert mine.keys() == theirs.keys()
+        for name in mine.keys() - {"images_per_second", "pseudo_cost"}:
+            assert mine[name] == pytest.approx(theirs[name], abs=1e-9), name
+
+
+def run_state(run: cmsf.Run) -> dict[str, Any]:
+    newest = checkpoint.newest(run.folder.checkpoints)
+    assert newest is not None
+    contents = Checkpoint.read(newest).contents()
+    return {"state": contents["state"], "cache": contents["cache"]["embedding"]}
+
+
+def test_torchrun_trains_what_one_process_does_and_one_speaks(bars: Path, by_one: cmsf.Run, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = train(2, "cmsf-self-small", "--data", str(bars), "--out", str(out), *EXACT)
+    assert done.returncode == 0, done.stderr
+    assert_same_but_for_rounding(cmsf.Run(out), by_one)
+    assert done.stderr.count("epoch   1") == 1
+    assert json.loads((out / "environment.json").read_text())["processes"] == 2
+
+
+def test_any_number_of_ranks_goes_on_from_a_checkpoint_of_any_other(
+    bars: Path, by_one: cmsf.Run, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    for ranks, sharded in ((2, ("--bank-sharded",)), (1, ())):
+        begun = train_until_a_signal(ranks, "cmsf-self-small", "--data", str(bars), "--out", str(out), *EXACT, *sharded)
+        assert begun, "it was over before the signal"
+    done = train(3, "cmsf-self-small", "--data", str(bars), "--out", str(out), *EXACT)
+    assert done.returncode == 0, done.stderr
+    assert_same_but_for_rounding(cmsf.Run(out), by_one)
+
+
+def train_until_a_signal(ranks: int, *arguments: str) -> bool:
+    """SIGTERM, as a scheduler sends it, some steps after the start or the last checkpoint; whether it was in time."""
+    out = Path(arguments[arguments.index("--out") + 1])
+    before = lines_of(out)
+    process = subprocess.Popen(command(ranks, *arguments), stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: lines_of(out) > before + 1 or process.poll() is not None)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    return process.returncode != 0
+
+
+def lines_of(out: Path) -> int:
+    file = out / "metrics.jsonl"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def wait_for(condition: Any, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+
+
+def test_a_killed_rank_comes_back_and_the_result_is_the_same(bars: Path, by_one: cmsf.Run, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    arguments = ("cmsf-self-small", "--data", str(bars), "--out", str(out), *EXACT)
+    process = subprocess.Popen(command(2, *arguments, restarts=2), stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: lines_of(out) > 3 or process.poll() is not None)
+    ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout.split()
+    os.kill(int(ranks[-1]), signal.SIGKILL)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert_same_but_for_rounding(cmsf.Run(out), by_one)
+
+
+def test_what_one_rank_cannot_read_is_said_once_and_stops_all(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", per_class=8, classes=2, side=40)
+    out = tmp_path / "run"
+    lost = sorted(photos.rglob("*.jpg"))[3]
+    arguments = ("msf-small", "--data", str(photos), "--out", str(out), "--cache", "off", "--workers", "0", *RUN)
+    begun = train(2, *arguments, "--epochs", "1", "--batch-size", "8")
+    assert begun.returncode == 0, begun.stderr
+    again = [*arguments[:4], str(tmp_path / "other"), *arguments[5:]]
+    lost.write_bytes(b"no image")
+    done = train(2, *again, "--batch-size", "8")
+    assert done.returncode != 0
+    assert done.stderr.count(lost.name) >= 1
+    assert "Traceback (most recent call last)" not in done.stderr.split("torch.distributed", 1)[0]

@@ -219,9 +219,7 @@ def _optimiser(recipe: Resolved, encoders: Encoders) -> Optimizer:
     return lars
 
 
-def _knowledge(
-    recipe: Resolved, objective: Objective, label: Int[Tensor, " n"], dim: int, world: World
-) -> Knowledge:
+def _knowledge(recipe: Resolved, objective: Objective, label: Int[Tensor, " n"], dim: int, world: World) -> Knowledge:
     precision = Precision(recipe.precision)
     if objective.learns_from_labels and recipe.pseudo_labels != "none":
         classifier, offline = _pseudo_classifier(recipe, label, dim), recipe.pseudo_cache == "offline"

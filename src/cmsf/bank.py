@@ -143,26 +143,46 @@ def _again_later(index: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
 class EmbeddingCache:
     """The last target embedding of every image, in CPU memory because it is as long as the data.
 
-    NaN stands for an image not seen yet. Of several processes, each keeps its share of the images.
+    NaN stands for an image not seen yet. Of several processes, each keeps its share of the images. `changed` marks what
+    was written since all of it was copied, so that a checkpoint need not hold all of it.
     """
 
     def __init__(self, images: int, dim: int, dtype: torch.dtype = torch.float32, world: World = World()) -> None:
-        self.world = world
-        self.embedding = torch.full((len(range(world.rank, images, world.size)), dim), torch.nan, dtype=dtype)
+        self.images, self.world = images, world
+        share = len(range(world.rank, images, world.size))
+        self.embedding = torch.full((share, dim), torch.nan, dtype=dtype)
+        self.changed = torch.zeros(share, dtype=torch.bool)
 
     def exchange(self, rows: Rows) -> Float[Tensor, "n d"]:
-        """Hand out what was remembered of these images, then remember what they are now; everybody asks for the same."""
+        """Hand out what was remembered of these images, then remember what they are now; all ask for the same."""
         index = rows.index.cpu()
         kept_here = index % self.world.size == self.world.rank
         place, here = index[kept_here] // self.world.size, kept_here.to(rows.index.device)
         remembered = torch.zeros_like(rows.embedding)
         remembered[here] = self.embedding[place].to(rows.embedding)
         self.embedding[place] = rows.embedding[here].detach().to(self.embedding)
+        self.changed[place] = True
         return self.world.sum(remembered)  # nothing but zeros from those who do not keep an image
 
-    def state_dict(self) -> dict[str, Any]:
-        """Of all images; where several keep them, for the first process alone."""
-        return {"embedding": self.world.collected(self.embedding)}
+    def whole(self) -> Tensor | None:
+        """A copy of all images' embeddings, for the first process alone; from now on changes are counted anew."""
+        self.changed.fill_(False)
+        return self.world.collected(self.embedding.clone())
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.embedding.copy_(self.world.dealt(state["embedding"]))
+    def changes(self) -> tuple[Tensor, Tensor]:
+        """Which images were written since all of it was copied, and what; for the first process, of all processes."""
+        place = self.changed.nonzero()[:, 0]
+        return self.world.at_first(place * self.world.size + self.world.rank), self.world.at_first(
+            self.embedding[place]
+        )
+
+    def put_whole(self, embedding: Float[Tensor, "n d"]) -> None:
+        """Take up what `whole` has copied."""
+        self.embedding.copy_(self.world.dealt(embedding))
+        self.changed.fill_(False)
+
+    def put_changes(self, index: Int[Tensor, " m"], embedding: Float[Tensor, "m d"]) -> None:
+        """Take up what `changes` has copied."""
+        here = index % self.world.size == self.world.rank
+        place = index[here] // self.world.size
+        self.embedding[place], self.changed[place] = embedding[here], True

@@ -25,6 +25,9 @@ _BUCKET = 2**25
 """How many gradients travel at a time: 128 MB of float32."""
 
 
+_GONE = "another process of the run is gone"
+
+
 class Lost(Exception):
     """Another process of the run is gone."""
 
@@ -71,14 +74,14 @@ class World:
         total: Tensor = _Sum.apply(tensor)
         return total
 
-    def largest(self, number: int) -> int:
-        """The largest of everybody's numbers."""
+    def largest(self, *numbers: int) -> tuple[int, ...]:
+        """The largest of everybody's numbers, one by one."""
         if self.alone:
-            return number
-        box = torch.tensor(number)
+            return numbers
+        box = torch.tensor(numbers)
         with _noticing_a_loss():
             dist.all_reduce(box, dist.ReduceOp.MAX)
-        return int(box)
+        return tuple(box.tolist())
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Add up what everybody's share of the batch asks for."""
@@ -113,11 +116,15 @@ class World:
         """The rows that were dealt out, in their order, for the first process; for others None."""
         if self.alone:
             return share
-        lengths = self._lengths(share)
-        room = [share.new_empty(max(lengths), *share.shape[1:]) for _ in lengths] if self.leads else None
-        with _noticing_a_loss():
-            dist.gather(_padded(share, max(lengths)), room, dst=0)
-        return None if room is None else torch.stack(room, dim=1).flatten(0, 1)[: sum(lengths)]
+        room, lengths = self._at_first(share)
+        return torch.stack(room, dim=1).flatten(0, 1)[: sum(lengths)] if self.leads else None
+
+    def at_first(self, rows: Tensor) -> Tensor:
+        """Everybody's rows, one behind the other, for the first process; for others their own."""
+        if self.alone:
+            return rows
+        room, lengths = self._at_first(rows)
+        return torch.cat([some[:length] for some, length in zip(room, lengths, strict=True)]) if self.leads else rows
 
     def wait(self) -> None:
         """Until everybody is here."""
@@ -128,6 +135,13 @@ class World:
         with _noticing_a_loss():
             dist.all_gather(boxes, torch.tensor([len(rows)]))
         return [int(box) for box in boxes]
+
+    def _at_first(self, rows: Tensor) -> tuple[list[Tensor], list[int]]:
+        lengths = self._lengths(rows)
+        room = [rows.new_empty(max(lengths), *rows.shape[1:]) for _ in lengths] if self.leads else []
+        with _noticing_a_loss():
+            dist.gather(_padded(rows, max(lengths)), room or None, dst=0)
+        return room, lengths
 
     def _gathered(self, rows: Tensor) -> tuple[Tensor, slice]:
         lengths = self._lengths(rows)
@@ -195,11 +209,11 @@ def _noticing_a_loss() -> Iterator[None]:
     try:
         yield
     except dist.DistError as error:
-        raise Lost(str(error).splitlines()[0]) from None
+        raise Lost(_GONE) from error
     except RuntimeError as error:  # gloo's own, which has no class of its own
         if "gloo" not in str(error).lower():
             raise
-        raise Lost(str(error).splitlines()[0]) from None
+        raise Lost(_GONE) from error
 
 
 def asked_for(environment: Mapping[str, str] = os.environ) -> World:

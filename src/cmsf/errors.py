@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class BadInput(ValueError):
@@ -14,3 +14,8 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
     """The remedy for a name nobody knows: the nearest known one, or where to look."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {near[0]}?" if near else otherwise
+
+
+def some_of(items: Sequence[str], most: int = 4) -> str:
+    """The first few of what may be many."""
+    return "; ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")

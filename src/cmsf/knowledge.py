@@ -41,6 +41,8 @@ class Knowledge(ABC):
     """What it thought of the last batch's images that have no label; None where it does not guess."""
     seconds: float = 0.0
     """How long it has taken so far."""
+    apart: EmbeddingCache | None = None
+    """What it remembers that is as long as the data: no part of `state_dict`, and saved by itself."""
 
     @abstractmethod
     def __call__(self, query: Rows, another_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
@@ -81,20 +83,12 @@ class PreviousEpoch(Knowledge):
     a row leaves the bank; as in the authors' code, ours is refreshed at once.
     """
 
-    def __init__(
-        self, images: int, dim: int, dtype: torch.dtype = torch.float32, world: World = World()
-    ) -> None:
-        self.cache = EmbeddingCache(images, dim, dtype, world)
+    def __init__(self, images: int, dim: int, dtype: torch.dtype = torch.float32, world: World = World()) -> None:
+        self.cache = self.apart = EmbeddingCache(images, dim, dtype, world)
         self.companion_dim = dim
 
     def __call__(self, query: Rows, another_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
         return replace(query, companion=self.cache.exchange(query))
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return self.cache.state_dict()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.cache.load_state_dict(state)
 
 
 class ThirdView(Knowledge):
@@ -189,10 +183,10 @@ class PseudoLabels(Knowledge):
 
     def state_dict(self) -> dict[str, Tensor]:
         classifier = {f"classifier.{name}": value for name, value in self.classifier.state_dict().items()}
-        return {**self.cache.state_dict(), **classifier, "times_trained": torch.tensor(self.times_trained)}
+        return {"embedding": self.cache.embedding, **classifier, "times_trained": torch.tensor(self.times_trained)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.cache.load_state_dict(state)
+        self.cache.put_whole(state["embedding"])
         prefix = "classifier."
         own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         self.classifier.load_state_dict(own)

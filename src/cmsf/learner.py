@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -22,7 +22,11 @@ from cmsf.views import Augmentation, Batch, Crop
 
 
 class Diverged(BadInput):
-    """The loss, or a weight, is no number any more."""
+    """The loss, or a weight, is no number any more; losses: what the last loss was made of."""
+
+    def __init__(self, message: str, losses: Mapping[str, float] | None = None) -> None:
+        super().__init__(message)
+        self.losses = dict(losses or {})
 
 
 @dataclass
@@ -65,7 +69,7 @@ class Learner:
             self.bank.enqueue(query)
         labelled = None if support is None else self._known(online[SUPPORT], support)
         outcome = self.objective(Step(query, self.bank, online, target, labelled))
-        self._descend(outcome.loss)
+        self._descend(outcome)
         if self.objective.bank == "after":
             self.bank.enqueue(query)
         self.encoders.follow(target_momentum)
@@ -97,13 +101,14 @@ class Learner:
         rows = Rows(embedding, self.world.gather(batch.index.to(embedding.device)))
         return self.knowledge(rows, lambda: self._pass(self._embed, ((THIRD,),), {THIRD: batch})[THIRD].embedding)
 
-    def _descend(self, loss: Float[Tensor, ""]) -> None:
-        if not loss.isfinite():
-            raise Diverged(f"the loss is {float(loss.detach())}")  # the weights are still those of before
+    def _descend(self, outcome: Outcome) -> None:
+        loss = outcome.loss
+        if not loss.isfinite():  # the weights are still those of before
+            raise Diverged(f"the loss is {float(loss.detach())}", outcome.plain())
         self.optimiser.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
         self.world.sum_gradients(self.encoders.learning())
         self.scaler.step(self.optimiser)
         self.scaler.update()
         if self.scaler.is_enabled() and self.scaler.get_scale() < 1:
-            raise Diverged("the gradients are no numbers at any scale")
+            raise Diverged("the gradients are no numbers at any scale", outcome.plain())

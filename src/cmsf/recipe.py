@@ -214,6 +214,11 @@ class Recipe:
             values = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise BadInput(f"{origin} is no YAML: {' '.join(str(error).split())[:120]}") from None
+        return cls.of(values, origin)
+
+    @classmethod
+    def of(cls, values: Any, origin: str) -> Self:
+        """The recipe of what a file says."""
         if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
             raise BadInput(f"{origin} is no recipe: it must be a list of `name: value` lines")
         missing = set() if cls is Recipe else cls.__annotations__.keys() - values.keys()

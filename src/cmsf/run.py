@@ -273,10 +273,14 @@ def load_images(source: Source, request: Request, recipe: Recipe, size: int, fol
     )
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, local_rank: int = 0) -> torch.device:
+    """The device of a name; of several processes on a machine, each has the CUDA device of its number."""
     if name == "auto":
-        best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        return torch.device(best)
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if name == "cuda" and torch.cuda.is_available():
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        return device
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).cpu()

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from cmsf.data.labels import Labels
 from cmsf.data.lists import read_columns, write_rows
 from cmsf.data.loading import Seen
 from cmsf.environment import BIT_FOR_BIT, INIT_SHA256
-from cmsf.errors import BadInput
+from cmsf.errors import BadInput, some_of
 from cmsf.files import atomically, folder_atomically, write_text
 from cmsf.precision import Precision
 from cmsf.recipe import Resolved
@@ -77,6 +77,11 @@ class RunFolder:
     def features(self) -> Path:
         """What evaluations have computed once; it may be removed at any time."""
         return self.path / "features"
+
+    @property
+    def divergence_file(self) -> Path:
+        """Where and how the numbers of a run ceased to be some; there for a run that stopped so."""
+        return self.path / "diverged.json"
 
     @property
     def neighbours_picture(self) -> Path:
@@ -176,7 +181,7 @@ class RunFolder:
             if before.get(name) != environment[name]
         ]
         if differences:
-            shown = "; ".join(differences[:4]) + (f" and {len(differences) - 4} more" if len(differences) > 4 else "")
+            shown = some_of(differences)
             raise BadInput(f"{self.path} already holds another run ({shown}); choose another --out, or remove it")
         return [
             f"{name} was {before.get(name)} and is {environment[name]}"
@@ -243,9 +248,9 @@ class RunFolder:
                 file.seek(0)
                 holder = file.read().strip() or "unknown"
                 raise BadInput(f"{self.path} is being trained by process {holder}; wait for it, or stop it") from None
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+            with suppress(OSError):  # no room on the disk; the lock holds without a name
+                file.truncate(0)
+                os.write(file.fileno(), str(os.getpid()).encode())
             yield
 
     def save_backbone(self, backbone: nn.Module) -> None:
@@ -267,6 +272,9 @@ class RunFolder:
             raise BadInput(f"cannot read {self.backbone_file}: {str(error).splitlines()[0]}") from None
         fill(backbone, state, self.backbone_file)
         return backbone.to(device).eval()
+
+    def save_divergence(self, about: dict[str, Any]) -> None:
+        write_text(self.divergence_file, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
     def save_result(self, path: Path, result: dict[str, Any]) -> None:
         path.parent.mkdir(exist_ok=True)

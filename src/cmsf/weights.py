@@ -12,7 +12,6 @@ from typing import Any
 import safetensors.torch
 import timm
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from cmsf.backbones import SMALL_RESIDUAL, create
@@ -96,9 +95,9 @@ def save(module: nn.Module, file: Path) -> None:
     tensors = {name: value.contiguous().cpu() for name, value in module.state_dict().items()}
     try:
         with atomically(file) as temporary:
-            safetensors.torch.save_file(tensors, temporary)
-    except (OSError, SafetensorError) as error:
-        raise BadInput(f"cannot write {file}: {error}; make room, and give the same command again") from None
+            temporary.write_bytes(safetensors.torch.save(tensors))  # its own writer does not say why it fails
+    except OSError as error:
+        raise BadInput(f"cannot write {file}: {error.strerror}") from None
 
 
 def _some(names: list[str], shown: int) -> str:

@@ -80,11 +80,6 @@ def histogram(ranks: Int[Tensor, " q"]) -> list[int]:
     return [int(count) for count in torch.bincount(ranks.clamp_max(HISTOGRAM_TO + 1), minlength=HISTOGRAM_TO + 2)[1:-1]]
 
 
-def spread(embedding: Float[Tensor, "n d"]) -> float:
-    """1 for embeddings all over the sphere, 0 where all are the same: the sign of a collapse."""
-    return float(embedding.cpu().double().var(0, unbiased=False).sum().sqrt())
-
-
 def _rank_of_last(query: Rows, bank: MemoryBank, row: Int[Tensor, "b k"]) -> Int[Tensor, " q"]:
     count = (row != UNKNOWN).sum(1)
     some = count > 0

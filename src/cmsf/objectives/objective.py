@@ -82,6 +82,11 @@ class Outcome:
     neighbours: Neighbours | None = None
     guess: Guess | None = None
 
+    def plain(self) -> dict[str, float]:
+        """The losses as numbers, by the names they have in a log."""
+        named = {"loss": self.loss} | {f"loss_{name}": part for name, part in self.parts.items()}
+        return {name: float(loss.detach()) for name, loss in named.items()}
+
 
 class Objective(ABC):
     """What a step minimises. It declares what it needs, and the learner provides it."""
