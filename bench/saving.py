@@ -5,8 +5,9 @@
 On the embedded sample: whole runs with and without checkpoints in turns, at the default interval (every epoch, and
 every 15 minutes); the share by the clock, and by what the training thread itself spent on copying and waiting. At
 ImageNet's size: the copy of everything that the paper's setting has to keep (ResNet-50 with its optimiser, a bank of
-128,000 rows of 512 with companions, a cache of 1,281,167 rows in fp16), which is what training waits for, and the write, which goes on
-beside it; twice in an epoch of 20 minutes: at its end, and after 15 minutes what has changed until then.
+128,000 rows of 512 with companions, a cache of 1,281,167 rows in fp16), which is what training waits for, and the
+write, which goes on beside it; twice in an epoch of 20 minutes: at its end, and after 15 minutes what has changed
+until then.
 """
 
 from __future__ import annotations

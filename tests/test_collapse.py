@@ -9,8 +9,9 @@ from runs import TINY, assert_same, metrics, state
 
 import cmsf
 from cmsf.analysis.collapse import CHECKS, SPREAD_FLOOR, CollapseWatch, Variety, effective_rank
+from cmsf.screen import Screen
 
-COLLAPSING = TINY | {"epochs": 20, "log_every": 1, "weight_decay": 10.0, "evaluate_every": 0}
+COLLAPSING = TINY | {"epochs": 20, "batch_size": 48, "log_every": 1, "weight_decay": 10.0, "evaluate_every": 0}
 """Decay that leaves nothing of the weights."""
 
 
@@ -59,36 +60,38 @@ def test_embeddings_on_one_line_are_a_collapse_but_not_where_two_classes_are_tol
     assert [watch.look(line) for _ in range(20)] == [None] * 20
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_a_run_that_collapses_is_warned_of_once_and_goes_on(
-    bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = cmsf.train("byol-small", bars, tmp_path / "run", **COLLAPSING)
-    assert metrics(run, "epoch")[0]["spread"] > 0.5
-    assert metrics(run, "epoch")[-1]["spread"] < SPREAD_FLOOR
-    said = " ".join(capsys.readouterr().err.split())
-    assert said.count("WARNING: the embeddings of all images have become nearly the same") == 1
+class Listening(Screen):
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_run_that_collapses_stops_after_a_checkpoint_if_asked_and_can_go_on(bars: Path, tmp_path: Path) -> None:
+def test_a_run_that_collapses_is_warned_of_once_or_stops_after_a_checkpoint(bars: Path, tmp_path: Path) -> None:
+    screen = Listening()
+    whole = cmsf.train("byol-small", bars, tmp_path / "whole", screen=screen, **COLLAPSING)
+    assert metrics(whole, "epoch")[0]["spread"] > 0.5
+    assert metrics(whole, "epoch")[-1]["spread"] < SPREAD_FLOOR
+    assert sum("WARNING: the embeddings of all images have become nearly the same" in text for text in screen.said) == 1
+
     with pytest.raises(cmsf.BadInput, match=r"nearly the same .* with --on-collapse warn, the same command goes on"):
         cmsf.train("byol-small", bars, tmp_path / "run", quiet=True, on_collapse="stop", **COLLAPSING)
     run = cmsf.Run(tmp_path / "run")
-    assert state(run)["progress"]["step"] == metrics(run, "step")[-1]["step"] < 80
+    assert state(run)["progress"]["step"] == metrics(run, "step")[-1]["step"] < metrics(whole)[-1]["step"]
     with pytest.raises(cmsf.BadInput, match="nearly the same"):
         cmsf.resume(run.path, quiet=True, on_collapse="stop")
     cmsf.resume(run.path, quiet=True)
-    whole = cmsf.train("byol-small", bars, tmp_path / "whole", quiet=True, **COLLAPSING)
     assert_same(state(run)["encoders"], state(whole)["encoders"])
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("method", ["byol", "cmsf-self", "simsiam", "supcon", "cmsf-sup-all"])
-def test_a_healthy_run_of_two_classes_is_not_near_the_floors(
-    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    two = write_npz(tmp_path / "two.npz", per_class=80, classes=2)
-    run = cmsf.train(f"{method}-small", two, tmp_path / "run", on_collapse="stop", **(TINY | {"epochs": 6}))
-    assert "WARNING" not in capsys.readouterr().err
+@pytest.mark.parametrize("method", ["cmsf-self", "supcon"])
+def test_a_healthy_run_of_two_classes_is_not_near_the_floors(method: str, tmp_path: Path) -> None:
+    two, screen = write_npz(tmp_path / "two.npz", per_class=80, classes=2), Listening()
+    settings = TINY | {"epochs": 6, "log_every": 1}
+    run = cmsf.train(f"{method}-small", two, tmp_path / "run", screen=screen, on_collapse="stop", **settings)
+    assert not any("WARNING" in text for text in screen.said)
     assert min(line["spread"] for line in metrics(run, "step")) > 5 * SPREAD_FLOOR
