@@ -8,7 +8,7 @@ BENCH ?= .venv-bench
 DEPENDENCIES := $(shell cat pyproject.toml constraints.txt | cksum | tr -d ' \t')
 READY := $(VENV)/.ready-$(DEPENDENCIES)
 
-.PHONY: demo test check format venv clean bench-data bench-eval bench-transfer bench-semi bench-baselines bench-venv
+.PHONY: demo test check format venv clean bench-data bench-eval bench-transfer bench-semi bench-baselines bench-saving soak bench-venv
 
 demo: venv ## train on the embedded images, evaluate, and show what was learned (under 5 minutes)
 	$(BIN)/cmsf train cmsf-self --out runs/demo
@@ -57,6 +57,13 @@ bench-baselines: venv ## CMSF beside its baselines, with and without labels: six
 	$(BIN)/python bench/baselines.py --data $(DATA) --out docs/results/baselines & \
 		$(BIN)/python bench/baselines.py --data $(DATA) --out docs/results/baselines; wait
 	$(BIN)/python bench/baselines_table.py docs/results/baselines > docs/results/baselines.md
+
+bench-saving: venv ## what checkpoints cost, at laptop scale and at ImageNet's size: 10 minutes on an idle machine, 4 GB of disk
+	$(BIN)/python bench/saving.py --out docs/results/bench-saving.json
+
+MINUTES ?= 30
+soak: venv ## runs that are killed, stopped and out of disk, compared bit for bit with one that is not: MINUTES=30
+	$(BIN)/python scripts/soak.py --minutes $(MINUTES) --out docs/results/soak.json
 
 bench-venv:
 	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)

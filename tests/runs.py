@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import cmsf
 from cmsf import checkpoint
@@ -33,6 +34,14 @@ def state(run: cmsf.Run) -> dict[str, Any]:
     if "changed" in contents:
         cache[contents["changed"]["index"]] = contents["changed"]["embedding"]
     return contents["state"] | {"cache": cache}
+
+
+def scalars(run: cmsf.Run) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows, but for what is a matter of time."""
+    shown = EventAccumulator(str(run.folder.tensorboard), size_guidance={"scalars": 0})
+    shown.Reload()
+    names = [name for name in shown.Tags()["scalars"] if name.split("/")[1] not in TIMING_FIELDS]
+    return {name: [(event.step, event.value) for event in shown.Scalars(name)] for name in names}
 
 
 def replace_part(manifest: Path, name: str, content: Any) -> None:

@@ -138,7 +138,9 @@ def resume(
     if found.folder.complete():
         screen.say(f"{found.path} is complete already; remove it to train again")
         return found
-    kept = found.folder.request() if data is not None else found.request()
+    kept = found.folder.request()
+    if data is None or (val is None and kept.val is not None):
+        found.request()  # which refuses what would run a command
     asked = {"data": data, "labels": labels, "val": val}
     named = {name: getattr(Request.of(**asked), name) for name, value in asked.items() if value is not None}
     named |= {name: given.pop(name) for name in [*given] if name in asdict(found.recipe)}

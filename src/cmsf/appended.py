@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cmsf.files import full_disk, is_full
+from cmsf.files import room_for
 
 
 class AppendedFile:
@@ -14,7 +14,8 @@ class AppendedFile:
     def __init__(self, path: Path, length: int | None = None) -> None:
         """length: how much of a file that is there already stays; None: all of it."""
         self.path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        with room_for(path):
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         there = os.fstat(self._descriptor).st_size
         self._length = there if length is None else min(length, there)
         os.ftruncate(self._descriptor, self._length)
@@ -31,22 +32,22 @@ class AppendedFile:
 
     def catch_up(self) -> None:
         """Write what is kept, or FullDisk."""
-        try:
-            done = 0
-            while done < len(self._unwritten):
-                done += os.pwrite(self._descriptor, self._unwritten[done:], self._length + done)
-        except OSError as error:
-            os.ftruncate(self._descriptor, self._length)  # what of a record went in comes out again
-            if is_full(error):
-                raise full_disk(error, self.path, len(self._unwritten)) from None
-            raise
+        with room_for(self.path, len(self._unwritten)):
+            try:
+                done = 0
+                while done < len(self._unwritten):
+                    done += os.pwrite(self._descriptor, self._unwritten[done:], self._length + done)
+            except OSError:
+                os.ftruncate(self._descriptor, self._length)  # what of a record went in comes out again
+                raise
         self._length += len(self._unwritten)
         self._unwritten = b""
 
     def synced_length(self) -> int:
         """How long the file is, once all of it is on the disk."""
         self.catch_up()
-        os.fsync(self._descriptor)
+        with room_for(self.path):
+            os.fsync(self._descriptor)
         return self._length
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import scalar
 
 from cmsf.appended import AppendedFile
+from cmsf.files import room_for
 
 _numbers = itertools.count()
 
@@ -22,7 +23,8 @@ class Events:
     """A file of scalars; TensorBoard is told to forget what older files have from `first_step` on."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        folder.mkdir(exist_ok=True)
+        with room_for(folder):
+            folder.mkdir(exist_ok=True)
         self._latest = time.time()
         name = f"events.out.tfevents.{int(self._latest):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
         self._file = AppendedFile(folder / name)

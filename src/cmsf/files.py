@@ -22,11 +22,11 @@ class FullDisk(BadInput):
     """There is no room for what was to be written; what was there before is still there."""
 
 
-def is_full(error: OSError) -> bool:
+def _is_full(error: OSError) -> bool:
     return error.errno in _FULL
 
 
-def full_disk(error: OSError, path: Path, needed: int | None = None) -> FullDisk:
+def _full_disk(error: OSError, path: Path, needed: int | None = None) -> FullDisk:
     """What is full, in one line; needed: how many bytes were to be written."""
     wanted = "" if needed is None else f"{readable(needed)} needed, "
     limit = "raise ulimit -f" if error.errno == errno.EFBIG else "make room"
@@ -50,6 +50,17 @@ def _free(path: Path) -> str:
 
 
 @contextmanager
+def room_for(path: Path, needed: int | None = None) -> Iterator[None]:
+    """What is written in here may find the disk full, and then it is FullDisk."""
+    try:
+        yield
+    except OSError as error:
+        if _is_full(error):
+            raise _full_disk(error, path, needed) from None
+        raise
+
+
+@contextmanager
 def atomically(path: Path, needed: int | None = None) -> Iterator[Path]:
     """A temporary file beside `path` to write to; it takes its place, synced to the disk, once that went well.
 
@@ -57,14 +68,11 @@ def atomically(path: Path, needed: int | None = None) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")  # two processes may write the same
     try:
-        yield temporary
-        _sync(temporary)
-        temporary.replace(path)
-        _sync(path.parent)  # the new name too
-    except OSError as error:
-        if is_full(error):
-            raise full_disk(error, path, needed) from None
-        raise
+        with room_for(path, needed):
+            yield temporary
+            _sync(temporary)
+            temporary.replace(path)
+            _sync(path.parent)  # the new name too
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -23,6 +23,7 @@ class Saver:
         self.folder, self.recipe, self.learner = folder, recipe, learner
         self.newest: Checkpoint | None = None
         self._whole: checkpoint.Part | None = None  # the cache on the disk that `changed` counts from
+        self._damaged: list[Path] = []
         self._thread = ThreadPoolExecutor(1, "saving")
         self._writing: Future[Checkpoint] | None = None
 
@@ -46,6 +47,7 @@ class Saver:
                     raise Damaged("its parts are of another step")
             except Damaged as error:
                 damaged.append(f"{path.name}: {str(error)[:80]}")
+                self._damaged.append(path)
                 say(f"checkpoint {path.name} cannot be used: {error}")
                 continue
             self.newest, self._whole = found, found.parts.get(CACHE)
@@ -101,6 +103,8 @@ class Saver:
             writing, self._writing = self._writing, None
             self.newest = writing.result()
             self._whole = self.newest.parts.get(CACHE)
+            while self._damaged:  # there is a newer one now, and nobody needs to be told of them again
+                self._damaged.pop().unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self
