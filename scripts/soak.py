@@ -78,6 +78,7 @@ class Process:
         limit = self.limit
         self.process = subprocess.Popen(
             [sys.executable, "-m", "cmsf", "train", *what, *(["--threads", "1"] if resumed else [])],
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             preexec_fn=None if limit is None else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
@@ -298,7 +299,7 @@ class Watch(threading.Thread):
             "--out",
             str(folder / "long"),
         ]
-        self.process = subprocess.Popen([*command, *OFTEN], stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen([*command, *OFTEN], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.over = threading.Event()
         self.memory: list[int] = []
         self.files: list[int] = []

@@ -98,7 +98,8 @@ class Training:
         with self.log, self.screen.progress(self.schedule.total, self.step), caught_signals() as caught, self.saver:
             try:
                 self._go_on(caught)
-                self.saver.wait()
+                with self._room_or_none():
+                    self.saver.wait()
                 self.log.synced_length()
             except Diverged as error:
                 raise BadInput(self._how_to_mend(error)) from None

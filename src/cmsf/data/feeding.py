@@ -89,7 +89,7 @@ def _cut(cutter: _Cutter, plan: Plan, workers: int, device: torch.device, say: C
             if deaths == _MOST_DEATHS:
                 raise BadInput(
                     f"{deaths} times in a row, processes that decode images died before a batch was read ({error}); "
-                    f"use fewer than --workers {workers}, or 0, or find out who kills them"
+                    f"use fewer --workers than {workers}, or find out who ends them"
                 ) from None
             say(f"a process that decodes images died ({error}); new ones read on from where it was")
 
