@@ -8,7 +8,7 @@ BENCH ?= .venv-bench
 DEPENDENCIES := $(shell cat pyproject.toml constraints.txt | cksum | tr -d ' \t')
 READY := $(VENV)/.ready-$(DEPENDENCIES)
 
-.PHONY: demo test check format venv clean bench-data bench-eval bench-transfer bench-semi bench-baselines bench-saving soak bench-venv
+.PHONY: demo test check format venv clean bench-data bench-eval bench-transfer bench-semi bench-baselines bench-saving bench-ranks soak bench-venv
 
 demo: venv ## train on the embedded images, evaluate, and show what was learned (under 5 minutes)
 	$(BIN)/cmsf train cmsf-self --out runs/demo
@@ -60,6 +60,9 @@ bench-baselines: venv ## CMSF beside its baselines, with and without labels: six
 
 bench-saving: venv ## what checkpoints cost, at laptop scale and at ImageNet's size: 10 minutes on an idle machine, 4 GB of disk
 	$(BIN)/python bench/saving.py --out docs/results/bench-saving.json
+
+bench-ranks: venv ## the search of a bank, divided between two processes: 3 minutes on an idle machine
+	$(BIN)/python bench/ranks.py --out docs/results/bench-ranks.json
 
 MINUTES ?= 30
 soak: venv ## runs that are killed, stopped and out of disk, compared bit for bit with one that is not: MINUTES=30

@@ -19,13 +19,17 @@ from torch import nn
 
 import cmsf
 from cmsf import checkpoint
+from cmsf.assembly import make_learner
+from cmsf.bank import EmbeddingCache
 from cmsf.batch_norm import synchronise
 from cmsf.checkpoint import Checkpoint
 from cmsf.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
 from cmsf.data import Dataset
 from cmsf.distributed import World, asked_for
+from cmsf.errors import BadInput
 from cmsf.recipe import Recipe
 from cmsf.recipes import find as find_recipe
+from cmsf.resolving import resolve
 from cmsf.rows import UNKNOWN, Rows
 from cmsf.shared_bank import ReplicatedBank, ShardedBank
 
@@ -50,6 +54,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "supcon": {},
     "nnclr": {},
     "moco-v2": {},
+    "cmsf-self in fp32": {"precision": "fp32"},
 }
 
 
@@ -79,43 +84,50 @@ def images_for(method: str) -> Dataset:
 
 
 STEPS = 20
-SEARCHING = ("cmsf-self", "cmsf-sup", "cmsf-sup-all", "cmsf-semi", "nnclr")
+SHARDED = ("cmsf-self", "cmsf-sup", "cmsf-sup-all", "cmsf-semi")
+BY_THREE = ("cmsf-self", "cmsf-sup-all")
 Results = dict[str, dict[str, Any]]
+
+
+def job(method: str) -> tuple[Any, ...]:
+    """In fp32 another order of summation alone moves weights by a hundredth in 20 steps; there it is one."""
+    return recipe_of(method), images_for(method), 1 if method.endswith("fp32") else STEPS
 
 
 @pytest.fixture(scope="module")
 def alone() -> Results:
     torch.set_num_threads(1)
-    return learn_each(World(), {method: (recipe_of(method), images_for(method), STEPS) for method in METHODS})
+    return learn_each(World(), {method: job(method) for method in METHODS})
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
-    jobs: dict[str, Any] = {method: (recipe_of(method), images_for(method), STEPS) for method in METHODS}
-    jobs |= {f"{method}, sharded": (recipe_of(method), images_for(method), STEPS, True) for method in SEARCHING}
+    jobs = {method: job(method) for method in METHODS}
+    jobs |= {f"{method}, sharded": (*job(method), True) for method in SHARDED}
     return together(2, learn_each, jobs, into=tmp_path_factory.mktemp("two"))
 
 
 @pytest.fixture(scope="module")
 def three_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
-    jobs: dict[str, Any] = {method: (recipe_of(method), images_for(method), STEPS) for method in SEARCHING}
-    jobs |= {f"{method}, sharded": (recipe_of(method), images_for(method), STEPS, True) for method in SEARCHING}
+    jobs = {method: job(method) for method in BY_THREE}
+    jobs |= {f"{method}, sharded": (*job(method), True) for method in BY_THREE}
     return together(3, learn_each, jobs, into=tmp_path_factory.mktemp("three"))
 
 
-def assert_same_learning(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert_close(one["encoders"], other["encoders"], 1e-9)
-    assert one["losses"] == pytest.approx(other["losses"], abs=1e-9)
+def assert_same_learning(one: dict[str, Any], other: dict[str, Any], tolerance: float = 1e-9) -> None:
+    assert_close(one["encoders"], other["encoders"], tolerance)
+    assert one["losses"] == pytest.approx(other["losses"], abs=tolerance)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_two_ranks_compute_what_one_does(method: str, alone: Results, two_ranks: list[Results]) -> None:
+    tolerance = 1e-5 if method.endswith("fp32") else 1e-9
     for rank in two_ranks:
-        assert_same_learning(rank[method], alone[method])
-    assert_close(two_ranks[0][method]["bank"], alone[method]["bank"], 1e-9)
+        assert_same_learning(rank[method], alone[method], tolerance)
+    assert_close(two_ranks[0][method]["bank"], alone[method]["bank"], tolerance)
 
 
-@pytest.mark.parametrize("method", SEARCHING)
+@pytest.mark.parametrize("method", SHARDED)
 def test_a_bank_in_two_parts_finds_what_a_whole_one_does(method: str, alone: Results, two_ranks: list[Results]) -> None:
     for rank in two_ranks:
         assert_same_learning(rank[f"{method}, sharded"], alone[method])
@@ -123,7 +135,7 @@ def test_a_bank_in_two_parts_finds_what_a_whole_one_does(method: str, alone: Res
 
 
 @pytest.mark.parametrize("kind", ["", ", sharded"])
-@pytest.mark.parametrize("method", SEARCHING)
+@pytest.mark.parametrize("method", BY_THREE)
 def test_shares_of_a_batch_need_not_be_equal(
     method: str, kind: str, alone: Results, three_ranks: list[Results]
 ) -> None:
@@ -160,6 +172,39 @@ def test_batch_norm_over_ranks_is_batch_norm_over_the_whole_batch(tmp_path: Path
     alone = one_pass(World(), images.clone())
     for rank in together(2, one_pass, images, into=tmp_path):
         assert_close(rank, alone, 1e-12)
+
+
+def shuffled(world: World, images: torch.Tensor) -> dict[str, Any]:
+    """The target's embeddings of a batch with ShuffleBN, after one pass, and what BatchNorm has seen of it."""
+    recipe, data = recipe_of("cmsf-self").changed({"batch_norm": "shuffle"}), noise(80, 8)
+    learner = make_learner(resolve(recipe, data, 12), data.train.label, "cpu", world=world)
+    mine = images[world.part(len(images))]
+    target = learner.encoders.target
+    assert target is not None
+    return {"u": learner._embed(mine).of_all(world).embedding, "mean": target.backbone.stem[1].running_mean}
+
+
+def test_with_shuffle_bn_the_target_sees_shares_that_mix_those_of_the_online_encoder(tmp_path: Path) -> None:
+    images = torch.randn(8, 3, 12, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    ranks = together(2, shuffled, images, into=tmp_path)
+    assert torch.equal(ranks[0]["u"], ranks[1]["u"])
+    for rank, seen in enumerate(ranks):
+        alone = shuffled(World(), images[rank::2])  # every other image is a share of the target's
+        torch.testing.assert_close(seen["u"][rank::2], alone["u"])
+        torch.testing.assert_close(seen["mean"], alone["mean"])
+
+
+def test_a_bank_that_is_compared_with_as_a_whole_cannot_be_sharded() -> None:
+    data = noise(80, 8)
+    with pytest.raises(BadInput, match="--bank-sharded is for methods that choose neighbours"):
+        make_learner(resolve(recipe_of("supcon"), data, 12), data.train.label, "cpu", bank_sharded=True)
+
+
+def test_processes_share_a_cache_of_half_the_bits() -> None:
+    shares = [EmbeddingCache(1001, 512, torch.float16, World(rank, 4)) for rank in range(4)]
+    assert sum(len(share.embedding) for share in shares) == 1001
+    whole = sum(share.embedding.nbytes + share.changed.nbytes for share in shares)
+    assert whole / 1001 * 1_281_167 < 1.4e9  # of ImageNet
 
 
 CONSTRAINTS: dict[str, Constraint] = {
@@ -381,4 +426,5 @@ def test_what_one_rank_cannot_read_is_said_once_and_stops_all(tmp_path: Path) ->
     done = train(2, *again, "--batch-size", "8")
     assert done.returncode != 0
     assert done.stderr.count(lost.name) >= 1
-    assert "Traceback (most recent call last)" not in done.stderr.split("torch.distributed", 1)[0]
+    assert done.stderr.count("another process of the run has stopped") == 1
+    assert done.stderr.count("Traceback (most recent call last)") == 1  # torchrun's own, which tells that a rank failed

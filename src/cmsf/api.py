@@ -133,7 +133,7 @@ def resume(
     given: device, workers and precautions as in `train`. A field of the recipe, `data`, `labels` and `val` need not be
     given, and must then be those of the run; but data that is a shell command is run only if it is given.
     """
-    screen = screen or Screen(quiet=quiet)
+    screen = screen or Screen(quiet=quiet or not asked_for().leads)
     found = Run(run)
     if found.folder.complete():
         screen.say(f"{found.path} is complete already; remove it to train again")

@@ -215,7 +215,7 @@ def _optimiser(recipe: Resolved, encoders: Encoders) -> Optimizer:
         "weight_decay": recipe.weight_decay,
         "always_adapt": True,  # without decay too, where timm's would be plain SGD
     }
-    lars: Optimizer = Lars([adapted, plain], lr, momentum, trust_coeff=_LARS_TRUST)  # type: ignore[no-untyped-call]
+    lars: Optimizer = Lars([adapted, plain], lr, momentum, trust_coeff=_LARS_TRUST)
     return lars
 
 
