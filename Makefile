@@ -4,11 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # The benchmarks need libraries that the project does not.
 BENCH ?= .venv-bench
+AUDIT ?= .venv-audit
 # What decides the environment's contents, as a name: a checkout's new dates do not reinstall, changed contents do.
 DEPENDENCIES := $(shell cat pyproject.toml constraints.txt | cksum | tr -d ' \t')
 READY := $(VENV)/.ready-$(DEPENDENCIES)
 
-.PHONY: demo test check format venv clean bench-data bench-eval bench-transfer bench-semi bench-baselines bench-saving bench-ranks soak bench-venv
+.PHONY: demo test fuzz audit check format venv clean bench-data bench-eval bench-transfer bench-semi bench-baselines bench-saving bench-ranks soak bench-venv
 
 demo: venv ## train on the embedded images, evaluate, and show what was learned (under 5 minutes)
 	$(BIN)/cmsf train cmsf-self --out runs/demo
@@ -16,6 +17,14 @@ demo: venv ## train on the embedded images, evaluate, and show what was learned 
 
 test: venv ## all tests (under 10 minutes)
 	$(BIN)/python -m pytest
+
+fuzz: venv ## hostile files of every kind, 2,000 of them (CASES=, SEED=): ten minutes
+	PYTHONPATH=tests $(BIN)/python -m hostile --cases $(or $(CASES),2000) --seed $(or $(SEED),0) --out docs/results/fuzz.md
+
+audit: ## known vulnerabilities of what is pinned, by PyPI's advisories; what cannot be looked up is a failure
+	test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && \
+		$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1; }
+	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement constraints.txt
 
 check: venv ## format, lint, types, import contract
 	$(BIN)/ruff format --check .
@@ -74,4 +83,4 @@ bench-venv:
 		--editable . --requirement bench/requirements.txt
 
 clean:
-	rm -rf $(VENV) $(BENCH) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(BENCH) $(AUDIT) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

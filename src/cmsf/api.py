@@ -21,6 +21,7 @@ from cmsf.errors import BadInput, did_you_mean, some_of
 from cmsf.evaluation import Extractor
 from cmsf.evaluation.finetune import TUNES, Tune, TuningCourse
 from cmsf.evaluation.judged import HeldOut
+from cmsf.files import from_home
 from cmsf.finetuning import How, starting_network, to_learn_from
 from cmsf.finetuning import tune as tune_network
 from cmsf.finetuning import write as write_classifier
@@ -85,7 +86,7 @@ def train(
             if lacks_scale(name):
                 screen.say(f"{name} is {recipe.name} here: the images are {side} px on their shorter side")
         recipe = _with_lasting_paths(recipe.changed(changes))
-        folder = RunFolder(Path("runs") / recipe.name if out is None else Path(out).expanduser())
+        folder = RunFolder(Path("runs") / recipe.name if out is None else from_home(out))
         folder.check_free()
 
         images = load_images(source, request, recipe, view_size(recipe, side), folder)
@@ -181,7 +182,7 @@ def finetune(
     screen, where, source = Screen(quiet=quiet), pick_device(device), Run(run)
     how = _how(source, rounds, tune, random_weights, epochs, lr, seed)
     with terminal_taken() if quiet else nullcontext():
-        folder = ClassifierFolder(_beside(source.path) if out is None else Path(out).expanduser())
+        folder = ClassifierFolder(_beside(source.path) if out is None else from_home(out))
         folder.check_new()
         request = source.request(data, labels)
         backbone = starting_network(source, how)
@@ -255,7 +256,7 @@ def _describe(images: Dataset) -> list[str]:
 def _with_lasting_paths(recipe: Recipe) -> Recipe:
     """A mapping and weights by their full paths, so that the recipe will find them from another working directory."""
     if recipe.coarse_labels not in ("none", "wordnet"):
-        recipe = replace(recipe, coarse_labels=str(Path(recipe.coarse_labels).expanduser().absolute()))
+        recipe = replace(recipe, coarse_labels=str(from_home(recipe.coarse_labels).absolute()))
     if recipe.init != "none" and not is_timm_name(recipe.init):
-        recipe = replace(recipe, init=str(Path(recipe.init).expanduser().absolute()))
+        recipe = replace(recipe, init=str(from_home(recipe.init).absolute()))
     return recipe

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import Any
 
 from cmsf.errors import BadInput
 
+MOST_OF_TEXT = 16 << 20
+"""Bytes of a settings file, and more than any that somebody has written."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """No room on the disk, none in the user's quota, none in a file as this process may write it (ulimit -f)."""
 
@@ -107,6 +111,45 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def from_home(path: str | Path) -> Path:
+    """One's home folder for ~; a ~somebody that nobody is called stays as it is, and will not be found."""
+    return Path(os.path.expanduser(path))
+
+
+def check_plain(path: Path) -> int:
+    """The size of a file that is there and plain: a pipe would be waited for, and a device has no end."""
+    try:
+        state = path.stat()
+    except (OSError, ValueError) as error:  # a NUL in a name is a ValueError
+        raise BadInput(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if not stat.S_ISREG(state.st_mode):
+        raise BadInput(f"cannot read {path}: it is no plain file")
+    return state.st_size
+
+
+def read_text(path: Path, most: int = MOST_OF_TEXT) -> str:
+    """A file that somebody else may have written: a plain one, of a bearable size, in UTF-8; or BadInput."""
+    size = check_plain(path)
+    if size > most:
+        raise BadInput(f"cannot read {path}: it has {size:,} bytes, and {most:,} are the most")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"cannot read {path}: byte {error.start} is no UTF-8") from None
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from None
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file says, or BadInput."""
+    try:
+        return json.loads(read_text(path))
+    except BadInput:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"cannot read {path}: {error}") from None
 
 
 def sha256_of(path: Path) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any, get_args
 
 from cmsf.cli.parser import SOURCE, Parser, add_machine_flags, say_paths, set_threads, workers
 from cmsf.errors import BadInput
+from cmsf.files import from_home
 from cmsf.precautions import OnCollapse, OnFullDisk, Precautions
 from cmsf.recipe import Recipe, parse, placeholder
 from cmsf.recipes import METHODS, SCALES, check_name
@@ -127,10 +127,7 @@ def _train(chosen: argparse.Namespace) -> int:
 def _check_resumed(chosen: argparse.Namespace) -> None:
     if chosen.recipe is not None:
         raise BadInput(f"--resume goes on with the recipe of {chosen.resume}; leave out {chosen.recipe}")
-    if (
-        chosen.out is not None
-        and Path(chosen.out).expanduser().absolute() != Path(chosen.resume).expanduser().absolute()
-    ):
+    if chosen.out is not None and from_home(chosen.out).absolute() != from_home(chosen.resume).absolute():
         raise BadInput(f"--resume goes on in {chosen.resume}; leave out --out {chosen.out}")
 
 
