@@ -238,7 +238,7 @@ def test_a_full_disk_at_a_signal_is_said_and_the_older_checkpoint_goes_on(
     with pytest.raises(Stopped) as stopped:
         cmsf.train("cmsf-self-small", bars, tmp_path / "run", screen=screen, **TINY)
     assert not stopped.value.saved
-    assert any("there is no checkpoint of step 6" in text for text in screen.said)
+    assert any("step-00000006-state.pt: File too large" in text for text in screen.said)
     file_size(None)
     assert_same_run(whole, cmsf.resume(tmp_path / "run", quiet=True))
 

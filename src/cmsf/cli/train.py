@@ -97,7 +97,7 @@ def _train(chosen: argparse.Namespace) -> int:
     from cmsf.api import resume, train
     from cmsf.signals import Stopped
 
-    set_threads(chosen.threads)
+    set_threads(chosen.threads or _recorded_threads(chosen.resume))
     given = {"labels": chosen.labels, "val": chosen.val, "device": chosen.device, "workers": workers(chosen.workers)}
     given |= {"quiet": chosen.quiet, **asdict(precautions), **changes}
     try:
@@ -122,6 +122,19 @@ def _check_resumed(chosen: argparse.Namespace) -> None:
         and Path(chosen.out).expanduser().absolute() != Path(chosen.resume).expanduser().absolute()
     ):
         raise BadInput(f"--resume goes on in {chosen.resume}; leave out --out {chosen.out}")
+
+
+def _recorded_threads(run: str | None) -> str | None:
+    """As many as the run had, if there are so many here: with others it would not be the same to the last bit."""
+    if run is None:
+        return None
+    from cmsf.data import available_cores
+    from cmsf.run_folder import RunFolder
+
+    folder = RunFolder(Path(run).expanduser())
+    folder.recipe()  # says so where there is no run
+    threads = folder.environment().get("threads")
+    return str(threads) if type(threads) is int and 1 <= threads <= available_cores() else None
 
 
 def _minutes(text: str) -> float:
