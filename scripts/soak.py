@@ -110,6 +110,7 @@ class Process:
                 if list((self.out / "checkpoints").glob(".*.part")):
                     return True
                 self.process.send_signal(signal.SIGCONT)
+            time.sleep(0.0002)
         return False
 
     def end(self) -> tuple[int, str]:

@@ -78,6 +78,7 @@ def await_half_written(process: subprocess.Popen[str], out: Path) -> list[Path]:
             process.send_signal(signal.SIGCONT)
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
+        time.sleep(0.0002)
 
 
 def test_a_run_that_is_killed_at_any_moment_equals_one_that_is_not(bars: Path, tmp_path: Path) -> None:
