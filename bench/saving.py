@@ -162,15 +162,14 @@ def main() -> None:
     about = reporting.describe_run(["torch", "cmsf"])
     reporting.announce(console, about["machine"], torch.get_num_threads())
     with tempfile.TemporaryDirectory(dir=chosen.folder) as name:
-        parts = {
-            "laptop": at_laptop_scale(chosen.rounds, Path(name)),
-            "imagenet": at_imagenet_size(Path(name), min(2, chosen.rounds)),
-        }
-    shares = {
-        "laptop, by the clock": parts["laptop"]["share by the clock"],
-        "laptop, of the training thread": parts["laptop"]["share of the training thread"],
-        "ImageNet's size, of an epoch": parts["imagenet"]["share of an epoch of 20 minutes"],
-    }
+        parts, shares = {}, {}
+        if chosen.part in ("all", "imagenet"):
+            parts["imagenet"] = at_imagenet_size(Path(name), min(2, chosen.rounds))
+            shares["ImageNet's size, of an epoch"] = parts["imagenet"]["share of an epoch of 20 minutes"]
+        if chosen.part in ("all", "laptop"):
+            parts["laptop"] = at_laptop_scale(chosen.rounds, Path(name))
+            for kind in ("by the clock", "of the training thread"):
+                shares[f"laptop, {kind}"] = parts["laptop"][f"share {kind}"]
     targets = [
         reporting.Target(f"share of the time that is left for training ({what})", 1 - share, 1 - MOST)
         for what, share in shares.items()
@@ -187,6 +186,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=("all", "laptop", "imagenet"), default="all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="the disk to write to (default: that of temporary files)")
     parser.add_argument("--out", type=Path)

@@ -42,12 +42,14 @@ from cmsf.environment import describe_machine
 from cmsf.metrics import TIMING_FIELDS
 from cmsf.run import Run
 
-IMAGES, KILLS_IN_30_MINUTES = 1_000, 20
-SETTINGS = ["--epochs", "12", "--batch-size", "50", "--log-every", "5", "--evaluate-every", "6", "--threads", "1"]
+KILLS_IN_30_MINUTES = 20
+SHORT = 10
+"""Below so many minutes, runs are small."""
+SETTINGS = ["--batch-size", "50", "--log-every", "2", "--evaluate-every", "6", "--threads", "1"]
 OFTEN = ["--checkpoint-minutes", "0.02"]
 METHODS = {"cmsf-self-small": [], "cmsf-semi-small": ["--labels-per-class", "10"], "cmsf-sup-small": []}
 KILLS_A_CELL = 4
-PATIENCE = 600
+PATIENCE = 3600
 FLAT = 0.02
 ROOM = 64_000_000
 
@@ -108,6 +110,7 @@ class Process:
                 if list((self.out / "checkpoints").glob(".*.part")):
                     return True
                 self.process.send_signal(signal.SIGCONT)
+            time.sleep(0.0002)
         return False
 
     def end(self) -> tuple[int, str]:
@@ -169,12 +172,14 @@ class Soak:
         self.folder, self.chance, self.report = folder, random.Random(seed), Report()
         self.kills = max(2, round(KILLS_IN_30_MINUTES * minutes / 30))
         self.deadline = time.monotonic() + 60 * minutes
+        images, self.epochs = (1_000, 12) if minutes >= SHORT else (330, 4)
         with as_file(files("cmsf.data") / "sample" / "fashion-mnist.npz") as path, np.load(path) as sample:
-            np.savez(folder / "images.npz", x=sample["x_train"][:IMAGES], y=sample["y_train"][:IMAGES])
+            np.savez(folder / "images.npz", x=sample["x_train"][:images], y=sample["y_train"][:images])
         self.whole: dict[str, Run] = {}
 
     def arguments(self, method: str) -> list[str]:
-        return [method, "--data", str(self.folder / "images.npz"), *SETTINGS, *METHODS[method]]
+        data = ["--data", str(self.folder / "images.npz"), "--epochs", str(self.epochs)]
+        return [method, *data, *SETTINGS, *METHODS[method]]
 
     def go(self) -> None:
         """Every kind of fault once at least, kills until they are enough, and all of it again while there is time."""
@@ -216,7 +221,7 @@ class Soak:
         for kill in range(min(KILLS_A_CELL, max(1, self.kills - self.report.counts["kill"]))):
             with Process(out, self.arguments(method)) as process:
                 ahead = last_step(out) + self.chance.randrange(1, max(2, total // (KILLS_A_CELL + 1)))
-                alive = process.until(min(ahead, total - 5))
+                alive = process.until(min(ahead, total - 3))
                 saving = alive and kill % 3 == 1 and process.half_written()
                 if not saving:
                     time.sleep(self.chance.random() / 3)
@@ -228,7 +233,7 @@ class Soak:
     def stop(self, out: Path, method: str, total: int, wrong: list[str]) -> None:
         for part in (1, 2):
             with Process(out, self.arguments(method)) as process:
-                process.until(total * part // 3 + self.chance.randrange(10))
+                process.until(total * part // 3 + self.chance.randrange(max(1, total // 10)))
                 asked = time.monotonic()
                 process.process.send_signal(signal.SIGTERM)
                 code, said = process.end()

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import write_npz
 from runs import TINY, StopAt, assert_same_run
 
@@ -45,6 +46,16 @@ def test_a_run_goes_on_with_nothing_but_its_folder(
     assert main(["train", "--resume", "half"]) == 0
     assert "is complete already" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in half.rglob("[!.]*")} == before
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_run_goes_on_with_as_many_threads_as_it_had(half: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = half / "environment.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"threads": 1}))
+    torch.set_num_threads(2)
+    assert main(["train", "--resume", str(half)]) == 0
+    assert torch.get_num_threads() == 1
+    assert "threads was" not in capsys.readouterr().err
 
 
 def test_what_is_given_again_must_be_the_same(half: Path, place: Path) -> None:

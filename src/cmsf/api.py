@@ -152,7 +152,22 @@ def resume(
             f"{found.path} is another run ({some_of(differences)}); leave out what it says itself, or train in "
             "another --out"
         )
+    given["device"] = _device_again(found, given.get("device", "auto"))
     return train(found.recipe, kept.data, found.path, labels=kept.labels, val=kept.val, screen=screen, **given)
+
+
+def _device_again(run: Run, asked: str) -> str:
+    """The device that the run had, where none is named and it is to be had here."""
+    recorded = run.folder.environment().get("device")
+    if asked != "auto" or not isinstance(recorded, str):
+        return asked
+    if not asked_for().alone:
+        recorded = recorded.split(":")[0]  # of several processes, each has a device of its own
+    try:
+        pick_device(recorded)
+    except BadInput:
+        return asked
+    return recorded
 
 
 def finetune(

@@ -141,7 +141,8 @@ class Training:
                 raise Stopped(stopped, saved=self._save_and_wait())
             with self._room_or_none():
                 self.saver.check()
-                if due:
+            if due:
+                with self._room_or_none():
                     self._save()
 
     def _minutes_are_over(self) -> bool:
@@ -176,12 +177,20 @@ class Training:
 
     def _save_and_wait(self) -> bool:
         """A checkpoint before the end, which comes anyway; whether there was room for it."""
+        self._settle()
         try:
             self._save()
+        except FullDisk as error:
+            self.screen.say(str(error))
+        self._settle()
+        return self.saver.step == self.step or not self.world.leads
+
+    def _settle(self) -> None:
+        """Before the end, which comes anyway: what is being written is written, or it is said that it is not."""
+        try:
             self.saver.wait()
         except FullDisk as error:
-            self.screen.say(f"there is no checkpoint of step {self.step}: {error}")
-        return self.saver.step == self.step or not self.world.leads
+            self.screen.say(str(error))
 
     @contextmanager
     def _room_or_none(self) -> Iterator[None]:
@@ -197,8 +206,7 @@ class Training:
         return f"the same command goes on from step {self.saver.step}"
 
     def _how_to_mend(self, error: Diverged) -> str:
-        with self._room_or_none():
-            self.saver.wait()
+        self._settle()
         kept = self.saver.newest
         left = "there is no checkpoint yet" if kept is None else f"the checkpoint before it, {kept.path.name}, is kept"
         mixed = " or --precision fp32" if self.recipe.precision in ("fp16", "bf16") else ""

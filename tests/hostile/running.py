@@ -25,7 +25,7 @@ SECONDS, PATIENCE = 30.0, 150.0
 """Of the processor, and of the clock, for one case, most of which take a few hundredths."""
 MEMORY = 3 << 30
 """Bytes that a case may take beyond what the process has when it begins; more of it is refused by the system."""
-RESIDENT = 1500 << 20
+RESIDENT = 2000 << 20
 """Bytes of that which it may really use."""
 
 

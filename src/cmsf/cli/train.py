@@ -104,7 +104,7 @@ def _train(chosen: argparse.Namespace) -> int:
     from cmsf.distributed import Lost, asked_for
     from cmsf.signals import Stopped
 
-    set_threads(chosen.threads)
+    set_threads(chosen.threads or _recorded_threads(chosen.resume))
     given = {"labels": chosen.labels, "val": chosen.val, "device": chosen.device, "workers": workers(chosen.workers)}
     given |= {"quiet": chosen.quiet, "bank_sharded": chosen.bank_sharded, **asdict(precautions), **changes}
     try:
@@ -129,6 +129,19 @@ def _check_resumed(chosen: argparse.Namespace) -> None:
         raise BadInput(f"--resume goes on with the recipe of {chosen.resume}; leave out {chosen.recipe}")
     if chosen.out is not None and from_home(chosen.out).absolute() != from_home(chosen.resume).absolute():
         raise BadInput(f"--resume goes on in {chosen.resume}; leave out --out {chosen.out}")
+
+
+def _recorded_threads(run: str | None) -> str | None:
+    """As many as the run had, if there are so many here: with others it would not be the same to the last bit."""
+    if run is None:
+        return None
+    from cmsf.data import available_cores
+    from cmsf.run_folder import RunFolder
+
+    folder = RunFolder(Path(run).expanduser())
+    folder.recipe()  # says so where there is no run
+    threads = folder.environment().get("threads")
+    return str(threads) if type(threads) is int and 1 <= threads <= available_cores() else None
 
 
 def _minutes(text: str) -> float:
