@@ -138,7 +138,7 @@ def _recorded_threads(run: str | None) -> str | None:
     from cmsf.data import available_cores
     from cmsf.run_folder import RunFolder
 
-    folder = RunFolder(Path(run).expanduser())
+    folder = RunFolder(from_home(run))
     folder.recipe()  # says so where there is no run
     threads = folder.environment().get("threads")
     return str(threads) if type(threads) is int and 1 <= threads <= available_cores() else None
