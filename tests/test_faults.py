@@ -29,7 +29,7 @@ from cmsf.training import Stopped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-KILLED = {"epochs": 10, "batch_size": 16, "log_every": 2, "projection_hidden": 32, "projection_dim": 16}
+KILLED = {"epochs": 6, "batch_size": 16, "log_every": 2, "projection_hidden": 32, "projection_dim": 16}
 PATIENCE = 120
 
 
@@ -91,7 +91,7 @@ def test_a_run_that_is_killed_at_any_moment_equals_one_that_is_not(bars: Path, t
         if kill == 1:
             half_written = await_half_written(process, out)
         else:
-            await_step(process, out, chance.randrange(5 + 30 * kill, 25 + 30 * kill))
+            await_step(process, out, chance.randrange(5 + 15 * kill, 15 + 15 * kill))
             time.sleep(chance.random() / 20)
         process.kill()
         assert process.wait() == -signal.SIGKILL
