@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import unit, write_npz
-from runs import TINY, assert_same, metrics, state
+from runs import TINY, metrics, state
 
 import cmsf
 from cmsf.analysis.collapse import CHECKS, SPREAD_FLOOR, CollapseWatch, Variety, effective_rank
@@ -70,21 +70,18 @@ class Listening(Screen):
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_run_that_collapses_is_warned_of_once_or_stops_after_a_checkpoint(bars: Path, tmp_path: Path) -> None:
-    screen = Listening()
-    whole = cmsf.train("byol-small", bars, tmp_path / "whole", screen=screen, **COLLAPSING)
-    assert metrics(whole, "epoch")[0]["spread"] > 0.5
-    assert metrics(whole, "epoch")[-1]["spread"] < SPREAD_FLOOR
-    assert sum("WARNING: the embeddings of all images have become nearly the same" in text for text in screen.said) == 1
-
+def test_a_run_that_collapses_stops_after_a_checkpoint_or_is_warned_of_once(bars: Path, tmp_path: Path) -> None:
     with pytest.raises(cmsf.BadInput, match=r"nearly the same .* with --on-collapse warn, the same command goes on"):
         cmsf.train("byol-small", bars, tmp_path / "run", quiet=True, on_collapse="stop", **COLLAPSING)
     run = cmsf.Run(tmp_path / "run")
-    assert state(run)["progress"]["step"] == metrics(run, "step")[-1]["step"] < metrics(whole)[-1]["step"]
+    assert state(run)["progress"]["step"] == metrics(run, "step")[-1]["step"] < 60
+    assert metrics(run, "epoch")[0]["spread"] > 0.5
     with pytest.raises(cmsf.BadInput, match="nearly the same"):
         cmsf.resume(run.path, quiet=True, on_collapse="stop")
-    cmsf.resume(run.path, quiet=True)
-    assert_same(state(run)["encoders"], state(whole)["encoders"])
+    screen = Listening()
+    cmsf.resume(run.path, screen=screen)
+    assert metrics(run, "epoch")[-1]["spread"] < SPREAD_FLOOR
+    assert sum("WARNING: the embeddings of all images have become nearly the same" in text for text in screen.said) == 1
 
 
 @pytest.mark.usefixtures("one_thread")

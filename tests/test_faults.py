@@ -29,7 +29,7 @@ from cmsf.training import Stopped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-KILLED = {"epochs": 10, "batch_size": 16, "log_every": 2, "projection_hidden": 32, "projection_dim": 16}
+KILLED = {"epochs": 6, "batch_size": 16, "log_every": 2, "projection_hidden": 32, "projection_dim": 16}
 PATIENCE = 120
 
 
@@ -84,14 +84,14 @@ def await_half_written(process: subprocess.Popen[str], out: Path) -> list[Path]:
 def test_a_run_that_is_killed_at_any_moment_equals_one_that_is_not(bars: Path, tmp_path: Path) -> None:
     whole = cmsf.train("cmsf-self-small", bars, tmp_path / "whole", quiet=True, **KILLED)
     out, chance = tmp_path / "killed", random.Random(5)
-    given = ("cmsf-self-small", "--data", bars, "--checkpoint-minutes", "0.0005")
-    resumed = ("--resume", out, "--checkpoint-minutes", "0.0005")
+    given = ("cmsf-self-small", "--data", bars, "--checkpoint-minutes", "0.002")
+    resumed = ("--resume", out, "--checkpoint-minutes", "0.002")
     for kill in range(3):
         process = start(out, *(resumed if kill else given), **({} if kill else KILLED))
         if kill == 1:
             half_written = await_half_written(process, out)
         else:
-            await_step(process, out, chance.randrange(5 + 30 * kill, 25 + 30 * kill))
+            await_step(process, out, chance.randrange(5 + 15 * kill, 15 + 15 * kill))
             time.sleep(chance.random() / 20)
         process.kill()
         assert process.wait() == -signal.SIGKILL
@@ -112,13 +112,13 @@ def test_a_run_that_is_killed_at_any_moment_equals_one_that_is_not(bars: Path, t
 def test_a_signal_in_mid_epoch_beside_workers_and_a_save_stops_at_once_and_loses_nothing(
     photos: Path, tmp_path: Path
 ) -> None:
-    settings = {"epochs": 6, "batch_size": 4, "log_every": 1, "size": 16, "cache": "off", "evaluate_every": 0}
+    settings = {"epochs": 4, "batch_size": 4, "log_every": 1, "size": 16, "cache": "off", "evaluate_every": 0}
     settings |= {"projection_hidden": 32, "projection_dim": 16}
     whole = cmsf.train("cmsf-self-small", photos, tmp_path / "whole", quiet=True, workers=0, **settings)
-    out, machine = tmp_path / "run", ("--workers", "2", "--checkpoint-minutes", "0.0002")
+    out, machine = tmp_path / "run", ("--workers", "2", "--checkpoint-minutes", "0.002")
     process = start(out, "cmsf-self-small", "--data", photos, *machine, **settings)
     await_step(process, out, 17)  # of 13 an epoch
-    for number, code, last in ((signal.SIGTERM, 143, 17), (signal.SIGINT, 130, 45)):
+    for number, code, last in ((signal.SIGTERM, 143, 17), (signal.SIGINT, 130, 30)):
         await_half_written(process, out)
         asked = time.monotonic()
         os.killpg(process.pid, number)
@@ -132,7 +132,7 @@ def test_a_signal_in_mid_epoch_beside_workers_and_a_save_stops_at_once_and_loses
         with pytest.raises(ProcessLookupError):
             os.killpg(process.pid, 0)  # no worker is left
         process = start(out, "--resume", out, *machine)
-        await_step(process, out, 45)
+        await_step(process, out, 30)
     assert process.wait(PATIENCE) == 0
     assert_same_run(whole, cmsf.Run(out))
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ Plan = Iterable[tuple[int, Tensor]]
 _READ_AHEAD = 3
 _MOST_WORKERS = 16
 _MOST_DEATHS = 3
+_MOMENT = 5.0
 
 
 def _say(text: str) -> None:
@@ -114,6 +116,8 @@ def _by_workers(cutter: _Cutter, plan: Plan, workers: int, device: torch.device)
             except StopIteration:
                 return
             except (RuntimeError, OSError, EOFError):
+                # What it was sending may break off a moment before the process is seen to be gone.
+                wait([process.sentinel for process in processes], timeout=_MOMENT if processes else 0)
                 dead = [process for process in processes if not process.is_alive()]
                 if not dead:
                     raise
