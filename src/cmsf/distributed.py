@@ -78,7 +78,7 @@ class World:
         """The largest of everybody's numbers, one by one."""
         if self.alone:
             return numbers
-        box = torch.tensor(numbers)
+        box = torch.tensor([int(number) for number in numbers])
         with _noticing_a_loss():
             dist.all_reduce(box, dist.ReduceOp.MAX)
         return tuple(box.tolist())
