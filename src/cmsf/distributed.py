@@ -7,15 +7,19 @@ computes the loss of the whole batch; each sends the gradient back through its o
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from cmsf.errors import BadInput
 
@@ -243,8 +247,35 @@ def joined(world: World, device: torch.device) -> Iterator[World]:
             f"{world.size} processes need a place to meet; start them by torchrun, or set MASTER_ADDR and MASTER_PORT"
         )
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=_PATIENCE)
+    with _noticing_a_loss():
+        meeting = next(rendezvous("env://", world.rank, world.size, timeout=_PATIENCE))[0]
+        store = _of_the_living(meeting, world)
+        dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=_PATIENCE)
     try:
         yield world
     finally:
         dist.destroy_process_group()
+
+
+def _of_the_living(store: Store, world: World) -> Store:
+    """A part of the meeting place that nobody has written to before.
+
+    torchrun's outlives the processes that it starts again, and where a dead one could be reached still stands in it. So
+    the first process names a part of it to those who are here now, and waits until each of them has heard it.
+    """
+    me, pause = uuid4().hex, 0.02
+    store.set(f"here/{world.rank}", me)
+    if world.leads:
+        name = uuid4().hex
+        heard = [f"{name}/{rank}" for rank in range(1, world.size)]
+        while not store.check(heard):
+            here = [store.get(f"here/{rank}").decode() for rank in range(world.size)]
+            store.set("named", " ".join([name, *here]))
+            time.sleep(pause)
+        return PrefixStore(name, store)
+    while True:
+        name, *here = store.get("named").decode().split()
+        if here[world.rank : world.rank + 1] == [me]:
+            store.set(f"{name}/{world.rank}", "heard")
+            return PrefixStore(name, store)
+        time.sleep(pause)
