@@ -370,21 +370,32 @@ def test_any_number_of_ranks_goes_on_from_a_checkpoint_of_any_other(
 ) -> None:
     out = tmp_path / "run"
     given = ("cmsf-self-small", "--data", str(bars), "--out", str(out), *EXACT)
-    assert train_until_a_signal(2, *given, "--bank-sharded"), "it was over before the signal"
-    done = train(3, "cmsf-self-small", "--data", str(bars), "--out", str(out), *EXACT)
+    said = stopped_by_a_scheduler(2, *given, "--bank-sharded")
+    newest = checkpoint.newest(out / "checkpoints")
+    assert newest is not None
+    assert Checkpoint.read(newest).step >= json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    assert said.count("stopped by SIGTERM after a checkpoint") == 2, said
+    done = train(3, *given)
     assert done.returncode == 0, done.stderr
     assert_same_but_for_rounding(cmsf.Run(out), by_one)
 
 
-def train_until_a_signal(ranks: int, *arguments: str) -> bool:
-    """SIGTERM, as a scheduler sends it, some steps after the start or the last checkpoint; whether it was in time."""
+def stopped_by_a_scheduler(ranks: int, *arguments: str) -> str:
+    """SIGTERM to torchrun and to all that it has started, which it hands on besides; what they said."""
     out = Path(arguments[arguments.index("--out") + 1])
-    before = lines_of(out)
     process = subprocess.Popen(command(ranks, *arguments), stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: lines_of(out) > before + 1 or process.poll() is not None)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    return process.returncode != 0
+    wait_for(lambda: lines_of(out) > 1 or process.poll() is not None)
+    start = time.monotonic()
+    for one in (process.pid, *children(process.pid)):
+        os.kill(one, signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert time.monotonic() - start < 30
+    return said
+
+
+def children(parent: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(parent)], capture_output=True, text=True, check=True)
+    return [int(pid) for pid in found.stdout.split()]
 
 
 def lines_of(out: Path) -> int:
@@ -399,29 +410,55 @@ def wait_for(condition: Any, seconds: float = 120) -> None:
         time.sleep(0.02)
 
 
-def test_a_killed_rank_comes_back_and_the_result_is_the_same(bars: Path, by_one: cmsf.Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_killed_rank_comes_back_and_the_result_is_the_same(
+    which: int, bars: Path, by_one: cmsf.Run, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     arguments = ("cmsf-self-small", "--data", str(bars), "--out", str(out), *EXACT)
     process = subprocess.Popen(command(2, *arguments, restarts=2), stderr=subprocess.PIPE, text=True)
     wait_for(lambda: lines_of(out) > 3 or process.poll() is not None)
-    ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout.split()
-    os.kill(int(ranks[-1]), signal.SIGKILL)
+    killed = children(process.pid)[which]
+    os.kill(killed, signal.SIGKILL)
     _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
+    assert f"failed (exitcode: -9) local_rank: {which}" in said
+    assert "going on from step" in said or "epoch   1" in said
     assert_same_but_for_rounding(cmsf.Run(out), by_one)
 
 
-def test_what_one_rank_cannot_read_is_said_once_and_stops_all(tmp_path: Path) -> None:
-    photos = write_photos(tmp_path / "photos", per_class=8, classes=2, side=40)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_what_one_rank_cannot_read_is_said_once_and_stops_all(split: str, tmp_path: Path) -> None:
+    """A training image is one rank's; test images are looked at by the first alone."""
+    for name, seed in (("train", 0), ("test", 1)):
+        write_photos(tmp_path / "photos" / name, per_class=8, classes=2, side=40 + seed)
     out = tmp_path / "run"
-    lost = sorted(photos.rglob("*.jpg"))[3]
-    arguments = ("msf-small", "--data", str(photos), "--out", str(out), "--cache", "off", "--workers", "0", *RUN)
-    begun = train(2, *arguments, "--epochs", "1", "--batch-size", "8")
-    assert begun.returncode == 0, begun.stderr
-    again = [*arguments[:4], str(tmp_path / "other"), *arguments[5:]]
+    lost = sorted((tmp_path / "photos" / split).rglob("*.jpg"))[3]
     lost.write_bytes(b"no image")
-    done = train(2, *again, "--batch-size", "8")
+    given = ("msf-small", "--data", str(tmp_path / "photos"), "--out", str(out), "--cache", "off", "--workers", "0")
+    done = train(2, *given, *RUN, "--batch-size", "8", "--evaluate-every", "1")
     assert done.returncode != 0
-    assert done.stderr.count(lost.name) >= 1
-    assert done.stderr.count("another process of the run has stopped") == 1
+    assert done.stderr.count(lost.name) == 1, done.stderr
+    assert "gloo" not in done.stderr
     assert done.stderr.count("Traceback (most recent call last)") == 1  # torchrun's own, which tells that a rank failed
+    lost.write_bytes(lost.with_name(sorted(path.name for path in lost.parent.iterdir())[0]).read_bytes())
+    assert train(2, *given, *RUN, "--batch-size", "8", "--evaluate-every", "1").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "are no numbers of processes"),
+        ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK 5 is none of WORLD_SIZE 2"),
+    ],
+)
+def test_a_launcher_that_says_nonsense_is_told_so(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        asked_for(environment)
+
+
+def test_a_batch_smaller_than_the_processes_is_refused(bars: Path, tmp_path: Path) -> None:
+    done = train(3, "msf-small", "--data", str(bars), "--out", str(tmp_path / "run"), *RUN, "--batch-size", "2")
+    assert done.returncode != 0
+    assert done.stderr.count("--batch-size 2 is less than 3 processes") == 1, done.stderr
+    assert not (tmp_path / "run").exists()

@@ -104,7 +104,16 @@ def train(
                 screen.say(start.note)
         # What cannot be built leaves no folder behind.
         learner = make_learner(resolved, images.train.label, where, start, world, bank_sharded)
+        if resolved.batch_size < world.size:
+            raise BadInput(
+                f"--batch-size {resolved.batch_size} is less than {world.size} processes; use a larger one, or fewer"
+            )
         if not folder.exists():
+            if not world.leads:
+                raise BadInput(
+                    f"process {world.rank} of {world.size} does not see {folder.path}; the run folder must be on a "
+                    "file system that all of them share"
+                )
             folder.create(resolved, environment, images)
         with folder.locked() if world.leads else nullcontext():
             if world.leads:

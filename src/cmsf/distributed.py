@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import torch
@@ -21,15 +21,24 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from cmsf.errors import BadInput
+from cmsf.errors import BadInput, Elsewhere
+from cmsf.files import FullDisk
+
+T = TypeVar("T")
 
 _PATIENCE = timedelta(hours=12)
-"""How long one may wait for another, who may be judging a network by a million images; a dead one is noticed."""
+"""How long one may wait for another, who may be judging a network by a million images; gloo notices a dead one."""
+_MEETING = timedelta(minutes=30)
+"""How long they may take to start."""
 _BUCKET = 2**25
 """How many gradients travel at a time: 128 MB of float32."""
 
 
 _GONE = "another process of the run is gone"
+
+
+class FullElsewhere(FullDisk, Elsewhere):
+    """The process that writes has no room for it."""
 
 
 class Lost(Exception):
@@ -86,6 +95,30 @@ class World:
         with _noticing_a_loss():
             dist.all_reduce(box, dist.ReduceOp.MAX)
         return tuple(box.tolist())
+
+    def agreed(self, work: Callable[[], T]) -> T:
+        """Do what may fail in one process alone, which then stops all of them at the same place."""
+        trouble: BadInput | None = None
+        try:
+            done = work()
+        except BadInput as error:
+            trouble = error
+        kind = 0 if trouble is None else 2 if isinstance(trouble, FullDisk) else 1
+        (worst,) = self.largest(kind)
+        if trouble is not None and kind == worst:
+            raise trouble
+        if worst:
+            raise (FullElsewhere if worst == 2 else Elsewhere)("another process of the run has stopped, and says why")
+        return done
+
+    def check_same(self, number: int, what: str) -> None:
+        """Refuse to go on where processes differ in a number."""
+        most, least = self.largest(number, -number)
+        if most != -least:
+            raise BadInput(
+                f"process {self.rank} of {self.size} has {what} {number}, and others from {-least} to {most}; the run "
+                "folder must be on a file system that all of them share"
+            )
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Add up what everybody's share of the batch asks for."""
@@ -228,9 +261,21 @@ def asked_for(environment: Mapping[str, str] = os.environ) -> World:
         ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
     )
     for rank, size, local_rank, local_size in names:
-        if int(environment.get(size, "1")) > 1 and rank in environment:
+        if rank in environment and size in environment:
             of_node = environment.get(local_size, "1").split("(")[0].split(",")[0]  # Slurm has 4(x2) for two times four
-            return World(int(environment[rank]), int(environment[size]), int(environment[local_rank]), int(of_node))
+            try:
+                world = World(
+                    int(environment[rank]), int(environment[size]), int(environment.get(local_rank, "0")), int(of_node)
+                )
+            except ValueError:
+                raise BadInput(
+                    f"{rank} {environment[rank]} and {size} {environment[size]} are no numbers of processes; start "
+                    "them by torchrun, or unset these variables"
+                ) from None
+            if not 0 <= world.rank < world.size:
+                raise BadInput(f"{rank} {world.rank} is none of {size} {world.size}; start the processes by torchrun")
+            if not world.alone:
+                return world
     return World()
 
 
@@ -247,14 +292,24 @@ def joined(world: World, device: torch.device) -> Iterator[World]:
             f"{world.size} processes need a place to meet; start them by torchrun, or set MASTER_ADDR and MASTER_PORT"
         )
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    with _noticing_a_loss():
-        meeting = next(rendezvous("env://", world.rank, world.size, timeout=_PATIENCE))[0]
+    with _met():
+        meeting = next(rendezvous("env://", world.rank, world.size, timeout=_MEETING))[0]
         store = _of_the_living(meeting, world)
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=_PATIENCE)
     try:
         yield world
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _met() -> Iterator[None]:
+    try:
+        yield
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:100]
+        raise BadInput(f"the processes did not meet at {place} ({reason}); start them by torchrun") from None
 
 
 def _of_the_living(store: Store, world: World) -> Store:

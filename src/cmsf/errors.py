@@ -10,6 +10,10 @@ class BadInput(ValueError):
     """What is wrong, the numbers, and what to do about it."""
 
 
+class Elsewhere(BadInput):
+    """What stops this process has happened to another, which says what it is."""
+
+
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
     """The remedy for a name nobody knows: the nearest known one, or where to look."""
     near = difflib.get_close_matches(name, list(known), n=1)

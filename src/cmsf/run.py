@@ -278,7 +278,12 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if name == "cuda" and torch.cuda.is_available():
-        device = torch.device("cuda", local_rank)
+        there = torch.cuda.device_count()
+        if local_rank >= there > 1:
+            raise BadInput(
+                f"process {local_rank} of this machine has no device of its own: there are {there}; use fewer"
+            )
+        device = torch.device("cuda", local_rank if there > 1 else 0)  # a launcher may show each process its own alone
         torch.cuda.set_device(device)
         return device
     try:

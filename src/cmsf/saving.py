@@ -92,10 +92,10 @@ class Saver:
         if world.leads:
             self._writing = self._thread.submit(checkpoint.write, self.folder, step, self.recipe, contents, older)
 
-    def check(self) -> None:
-        """Raise the error of a write that has failed meanwhile."""
-        if self._writing is not None and self._writing.done():
-            self.wait()
+    @property
+    def failed(self) -> bool:
+        """Whether a write has failed meanwhile; `wait` says how."""
+        return self._writing is not None and self._writing.done() and self._writing.exception() is not None
 
     def wait(self) -> None:
         """Until what is being written is on the disk, or its error."""

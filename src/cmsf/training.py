@@ -21,7 +21,7 @@ from cmsf.analysis.neighbourhood import Neighbourhood, inspect
 from cmsf.analysis.pseudo_labels import count_guesses
 from cmsf.classifier_folder import ALONG, ClassifierFolder
 from cmsf.data import Dataset, Support, Unreadable, feed
-from cmsf.errors import BadInput
+from cmsf.errors import BadInput, Elsewhere
 from cmsf.evaluation import Extractor, can_judge, evaluate_knn
 from cmsf.evaluation.features import clean_views, in_eval_mode
 from cmsf.evaluation.judged import HeldOut
@@ -69,10 +69,12 @@ class Training:
         self.watch = CollapseWatch(0.0 if learner.objective.learns_from_labels else RANK_FLOOR)
         self.seen_last = torch.empty(0, dtype=torch.int64)  # the images of the last batch
         self.saver = Saver(folder.checkpoints, recipe, learner)
-        progress = self.saver.go_back(screen.say)
+        progress = self.world.agreed(lambda: self.saver.go_back(screen.say))
         if progress is not None:
             metrics_length = self._go_on_from(progress)
             screen.say(f"going on from step {self.step} of {self.schedule.total}")
+        self.world.check_same(self.step, "a checkpoint of step")
+        self.kept = self.step  # where the same command would go on
         self.log: MetricsLog | SilentLog = SilentLog()
         if self.world.leads:
             self.log = MetricsLog(folder.metrics_file, folder.tensorboard, metrics_length, self.step, screen.say)
@@ -99,10 +101,15 @@ class Training:
             try:
                 self._go_on(caught)
                 with self._room_or_none():
-                    self.saver.wait()
-                self.log.synced_length()
+                    self.world.agreed(self.saver.wait)
+                self.world.agreed(self.log.synced_length)
+            except Elsewhere as error:
+                if not isinstance(error, FullDisk):
+                    self._save_and_wait()
+                raise
             except Diverged as error:
-                raise BadInput(self._how_to_mend(error)) from None
+                message = self._how_to_mend(error)
+                raise BadInput(message) if self.world.leads else Elsewhere(message) from None
             except FullDisk as error:
                 raise FullDisk(f"{error}, and {self._resumes()}") from None
             except BadInput as error:  # such as an image that cannot be read, at the first time it is asked for
@@ -110,13 +117,16 @@ class Training:
                 elsewhere = ", in another --out; once it is mended" if isinstance(error, Unreadable) else ""
                 raise BadInput(f"{error}{elsewhere}, {self._resumes()}") from None
         try:
-            if self.world.leads:
-                self._finish()
+            self.world.agreed(self._finish)
+        except Elsewhere:
+            raise
         except FullDisk as error:
             raise FullDisk(f"{error}, and {self._resumes()}") from None
-        self.world.wait()
 
     def _finish(self) -> None:
+        """What is left when all is learned, which the first process does."""
+        if not self.world.leads:
+            return
         self.folder.save_backbone(self.backbone)
         self._save_classifier()
         self.folder.divergence_file.unlink(missing_ok=True)  # it went better this time
@@ -132,15 +142,17 @@ class Training:
         for batch, support in self._batches():
             self._learn(batch, support)
             done, position = divmod(self.step, self.steps_per_epoch)
-            stopped, due = self.world.largest(caught[0] if caught else 0, self._minutes_are_over())
+            signal_number = caught[0] if caught else 0
+            stopped, due, failed = self.world.largest(signal_number, self._minutes_are_over(), self.saver.failed)
+            if stopped:  # before an evaluation, which would take its time, and is made up for
+                raise Stopped(stopped, saved=self._save_and_wait())
             if position == 0:
                 self._check_finite()  # before anybody takes features of such a network
                 self._end_epoch(done)
                 due = due or done % self.recipe.checkpoint_every == 0 or done == self.recipe.epochs
-            if stopped:
-                raise Stopped(stopped, saved=self._save_and_wait())
-            with self._room_or_none():
-                self.saver.check()
+            if failed:
+                with self._room_or_none():
+                    self.world.agreed(self.saver.wait)
             if due:
                 with self._room_or_none():
                     self._save()
@@ -151,22 +163,15 @@ class Training:
         return minutes > 0 and time.monotonic() - self.saved_at >= 60 * minutes
 
     def _check_finite(self) -> None:
-        if not self.learner.encoders.finite():
+        (broken,) = self.world.largest(not self.learner.encoders.finite())
+        if broken:
             raise Diverged("the weights are no numbers")
 
     def _save(self) -> None:
         """A checkpoint, written while training goes on; FullDisk if the one before it found no room."""
         self._check_finite()
-        self.saved_at, length, full = time.monotonic(), 0, None
-        try:
-            self.saver.wait()
-            length = self.log.synced_length()
-        except FullDisk as error:
-            full = error
-        if any(self.world.largest(full is not None)):  # who writes has no room: nobody saves
-            if full is not None:
-                raise full
-            return
+        self.saved_at = time.monotonic()
+        length = self.world.agreed(self._settled_length)
         progress = {
             "step": self.step,
             "metrics_length": length,
@@ -174,6 +179,11 @@ class Training:
             "watch": self.watch.plain(),
         }
         self.saver.save(self.step, progress, whole=self.step % self.steps_per_epoch == 0)
+
+    def _settled_length(self) -> int:
+        """How long the log is, once the checkpoint before this one is written."""
+        self.saver.wait()
+        return self.log.synced_length()
 
     def _save_and_wait(self) -> bool:
         """A checkpoint before the end, which comes anyway; whether there was room for it."""
@@ -183,14 +193,15 @@ class Training:
         except FullDisk as error:
             self.screen.say(str(error))
         self._settle()
-        return self.saver.step == self.step or not self.world.leads
+        return self.kept == self.step
 
     def _settle(self) -> None:
         """Before the end, which comes anyway: what is being written is written, or it is said that it is not."""
         try:
-            self.saver.wait()
+            self.world.agreed(self.saver.wait)
         except FullDisk as error:
             self.screen.say(str(error))
+        (self.kept,) = self.world.largest(self.saver.step)
 
     @contextmanager
     def _room_or_none(self) -> Iterator[None]:
@@ -203,7 +214,7 @@ class Training:
             self.screen.say(f"{error}; going on (--on-full-disk), and {self._resumes()}")
 
     def _resumes(self) -> str:
-        return f"the same command goes on from step {self.saver.step}"
+        return f"the same command goes on from step {max(self.kept, self.saver.step)}"
 
     def _how_to_mend(self, error: Diverged) -> str:
         self._settle()
@@ -255,19 +266,17 @@ class Training:
     def _in_step(self, batches: Iterator[T]) -> Iterator[T]:
         """The same batches; what one process cannot read stops all of them at the same step."""
         while self.step < self.schedule.total:
-            trouble: BadInput | None = None
-            try:
-                batch = next(batches)
-            except BadInput as error:
-                trouble = error
-            if any(self.world.largest(trouble is not None)):
-                raise trouble or BadInput("another process of the run has stopped, and says why")
-            yield batch
+            yield self.world.agreed(lambda: next(batches))
 
     def _support_plan(self) -> Iterator[tuple[int, Int[Tensor, " s"]]]:
         """The labelled images of every step from here on; the step stands for the epoch, so no view comes twice."""
         recipe = self.recipe
         support = Support(self.data.train.label, recipe.support_classes, recipe.support_images, recipe.seed)
+        least = len(support(0))
+        if least < self.world.size:
+            raise BadInput(
+                f"{least} labelled images beside a batch are less than {self.world.size} processes; use fewer"
+            )
         chosen = ((step, support(step)) for step in range(self.step, self.schedule.total))
         return ((step, index[self.world.part(len(index))]) for step, index in chosen)
 
@@ -285,6 +294,8 @@ class Training:
         epoch, position = divmod(self.step, self.steps_per_epoch)
         # Before the step that needs it, and not after the one that is done: so a resumed run does it too.
         if self.step and position in (0, self.steps_per_epoch // 2):
+            if self.learner.shuffles:  # each process has statistics of its own, of which the first one's count
+                self.world.follow_first(self.learner.encoders)
             self.learner.knowledge.refresh(self._embed_clean)
         lr, momentum = self.schedule.lr(self.step), self.schedule.target_momentum(self.step)
         for group in self.learner.optimiser.param_groups:
@@ -302,7 +313,7 @@ class Training:
             line = step_line(epoch, outcome, seen, variety) | {"lr": lr, "target_momentum": momentum}
             line["images_per_second"] = self.since_log.images_per_second(self.step, self.recipe.batch_size)
             with self._room_or_none():
-                self.log.write("step", self.step, line)
+                self.world.agreed(lambda: self.log.write("step", self.step, line))
             self.screen.step(self.step, line)
             self.since_log = _Pace(self.step)
             if epoch > 0:  # a network may start with embeddings that are all alike
@@ -336,7 +347,16 @@ class Training:
         assert encoders.target is not None
         with in_eval_mode(encoders.target):
             views = clean_views(images, self.recipe.size, self.device, self.workers)
-            return torch.cat([encoders.embed(some).embedding for some in views])
+            return self.world.agreed(lambda: torch.cat([encoders.embed(some).embedding for some in views]))
+
+    def _judge(self) -> dict[str, float]:
+        """k-NN, and the classifier that is trained along, by the first process; the others wait for it."""
+        if not self.world.leads:
+            return {}
+        features = Extractor(self.backbone, self.recipe.size, self.device, self.workers)
+        figures = evaluate_knn(features, self.data).accuracy | self._judge_classifier(features)
+        groups = {"classifier_groups": len(self.data.label_names)} if self.data.groups else {}
+        return figures | (groups if "classifier" in figures else {})
 
     def _judge_classifier(self, like: Extractor) -> dict[str, float]:
         """How often the classifier that is trained along is right on test images; nothing where there is none."""
@@ -361,14 +381,10 @@ class Training:
         if self.learner.knowledge.guess is not None:
             line["pseudo_cost"] = self.since_epoch.share(self.learner.knowledge.seconds)
         every = self.recipe.evaluate_every
-        asked = done == self.recipe.epochs or (every and done % every == 0)
-        if self.world.leads and asked and can_judge(self.data):  # the others wait for it at the next step
-            features = Extractor(self.backbone, self.recipe.size, self.device, self.workers)
-            line |= evaluate_knn(features, self.data).accuracy | self._judge_classifier(features)
-            if self.data.groups and "classifier" in line:
-                line["classifier_groups"] = len(self.data.label_names)
+        if can_judge(self.data) and (done == self.recipe.epochs or (every and done % every == 0)):
+            line |= self.world.agreed(self._judge)
         with self._room_or_none():
-            self.log.write("epoch", self.step, line)
+            self.world.agreed(lambda: self.log.write("epoch", self.step, line))
         self.screen.epoch(line)
         self.totals = EpochTotals()
         self.since_log = self.since_epoch = _Pace(self.step)

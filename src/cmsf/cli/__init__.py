@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from cmsf import __version__
 from cmsf.cli import data, evaluate, finetune, labels, predict, recipes, train
 from cmsf.cli.parser import Parser
-from cmsf.errors import BadInput, did_you_mean
+from cmsf.errors import BadInput, Elsewhere, did_you_mean
 from cmsf.printable import one_line
 
 _COMMANDS = {
@@ -41,7 +41,8 @@ def reported(command: Callable[[], int]) -> int:
                 warnings.filterwarnings("ignore", message, module=module)
             return command()
     except BadInput as error:
-        print(f"cmsf: {one_line(error)}", file=sys.stderr)
+        if not isinstance(error, Elsewhere):
+            print(f"cmsf: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("cmsf: interrupted", file=sys.stderr)
