@@ -4,18 +4,27 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # The benchmarks need libraries that the project does not.
 BENCH ?= .venv-bench
+AUDIT ?= .venv-audit
 # What decides the environment's contents, as a name: a checkout's new dates do not reinstall, changed contents do.
 DEPENDENCIES := $(shell cat pyproject.toml constraints.txt | cksum | tr -d ' \t')
 READY := $(VENV)/.ready-$(DEPENDENCIES)
 
-.PHONY: demo test check format venv clean bench-data bench-eval bench-transfer bench-semi bench-baselines bench-venv
+.PHONY: demo test fuzz audit check format venv clean bench-data bench-eval bench-transfer bench-semi bench-baselines bench-saving bench-ranks soak bench-venv
 
 demo: venv ## train on the embedded images, evaluate, and show what was learned (under 5 minutes)
 	$(BIN)/cmsf train cmsf-self --out runs/demo
 	@$(BIN)/cmsf evaluate runs/demo --references
 
 test: venv ## all tests (under 10 minutes)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
+
+fuzz: venv ## hostile files of every kind, 2,000 of them (CASES=, SEED=): ten minutes
+	PYTHONPATH=tests $(BIN)/python -m hostile --cases $(or $(CASES),2000) --seed $(or $(SEED),0) --out docs/results/fuzz.md
+
+audit: ## known vulnerabilities of what is pinned, by PyPI's advisories; what cannot be looked up is a failure
+	test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && \
+		$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1; }
+	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement constraints.txt
 
 check: venv ## format, lint, types, import contract
 	$(BIN)/ruff format --check .
@@ -58,10 +67,20 @@ bench-baselines: venv ## CMSF beside its baselines, with and without labels: six
 		$(BIN)/python bench/baselines.py --data $(DATA) --out docs/results/baselines; wait
 	$(BIN)/python bench/baselines_table.py docs/results/baselines > docs/results/baselines.md
 
+bench-saving: venv ## what checkpoints cost, at laptop scale and at ImageNet's size: 10 minutes on an idle machine, 4 GB of disk
+	$(BIN)/python bench/saving.py --out docs/results/bench-saving.json
+
+bench-ranks: venv ## the search of a bank, divided between two processes: 3 minutes on an idle machine
+	$(BIN)/python bench/ranks.py --out docs/results/bench-ranks.json
+
+MINUTES ?= 30
+soak: venv ## runs that are killed, stopped and out of disk, compared bit for bit with one that is not: MINUTES=30
+	$(BIN)/python scripts/soak.py --minutes $(MINUTES) --out docs/results/soak.json
+
 bench-venv:
 	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
 	PIP_CONSTRAINT=constraints.txt $(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--editable . --requirement bench/requirements.txt
 
 clean:
-	rm -rf $(VENV) $(BENCH) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(BENCH) $(AUDIT) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

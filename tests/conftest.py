@@ -1,4 +1,10 @@
+import os
 from collections.abc import Iterator
+
+# Before torch is there: workers of pytest share the cores; two threads each on two cores would wait for one another.
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    share = (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
 
 import pytest
 import torch

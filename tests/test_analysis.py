@@ -3,12 +3,20 @@ import pytest
 import torch
 from helpers import random_rows
 
-from cmsf.analysis.neighbourhood import histogram, inspect, purity, rank, spread
+from cmsf.analysis.collapse import spread
+from cmsf.analysis.neighbourhood import histogram, inspect, purity
+from cmsf.bank import MemoryBank
 from cmsf.constraints import NearCompanion, SameLabel, Unconstrained
-from cmsf.neighbours import EveryRow, search
+from cmsf.neighbours import rank
 from cmsf.rows import UNKNOWN, Rows
 
 TRUTH = torch.randint(3, (200,), generator=torch.Generator().manual_seed(0))
+
+
+def bank_of(rows: Rows) -> MemoryBank:
+    bank = MemoryBank(len(rows), rows.embedding.shape[1], rows.companion.shape[1], dtype=rows.embedding.dtype)
+    bank.enqueue(rows)
+    return bank
 
 
 def slow_purity(query: Rows, rows: Rows, sets: list[list[int]]) -> float:
@@ -30,8 +38,9 @@ def test_purity_and_rank_equal_slow_counts(k: int | None, include_query: bool) -
         (SameLabel(), oracle.same_label(query, rows)),
     ):
         sets = oracle.chosen(query, rows, related, k, include_query)
-        chosen = search(query, rows, constraint(query, rows), k, include_query)
-        seen = inspect(query, rows, constraint, chosen, TRUTH, include_query)
+        bank = bank_of(rows)
+        chosen = bank.find(query, constraint, k, include_query)
+        seen = inspect(query, bank, constraint, chosen, TRUTH, include_query)
         everywhere = oracle.chosen(query, rows, oracle.everything(query, rows), None, include_query)
         as_many = [line[: len(neighbours)] for line, neighbours in zip(everywhere, sets, strict=True)]
         assert float(seen.constrained.nanmean()) == pytest.approx(slow_purity(query, rows, sets))
@@ -49,7 +58,8 @@ def test_rank_counts_from_one_for_the_query_itself() -> None:
 
 def test_without_a_constraint_the_last_neighbour_has_rank_k() -> None:
     rows = random_rows(30, seed=1)
-    seen = inspect(rows, rows, Unconstrained(), search(rows, rows, EveryRow(), 5), TRUTH)
+    bank = bank_of(rows)
+    seen = inspect(rows, bank, Unconstrained(), bank.find(rows, Unconstrained(), 5), TRUTH)
     assert seen.rank.tolist() == [5] * 30
     assert torch.equal(seen.constrained, seen.unconstrained)
 
@@ -58,9 +68,9 @@ def test_purity_leaves_out_the_query_and_whatever_has_no_known_class() -> None:
     rows = Rows(torch.eye(4, dtype=torch.float64), torch.arange(4))
     row = torch.tensor([[0, 1, 2, 3], [1, UNKNOWN, UNKNOWN, UNKNOWN]])
     truth = torch.tensor([0, 0, 1, UNKNOWN])
-    assert float(purity(rows[:2], rows, row, truth)[0]) == 0.5
-    assert purity(rows[:2], rows, row, truth)[1].isnan()
-    assert purity(rows[:2], rows, row, torch.full((4,), UNKNOWN)).isnan().all()
+    assert float(purity(rows[:2], rows.index, row, truth)[0]) == 0.5
+    assert purity(rows[:2], rows.index, row, truth)[1].isnan()
+    assert purity(rows[:2], rows.index, row, torch.full((4,), UNKNOWN)).isnan().all()
 
 
 def test_the_histogram_counts_ranks_to_a_hundred() -> None:

@@ -12,8 +12,10 @@ import pytest
 import safetensors.torch
 import torch
 from helpers import write_npz, write_photos
+from runs import replace_part
 
 import cmsf
+from cmsf.checkpoint import Checkpoint
 from cmsf.cli import main
 
 FAST = ["--epochs", "1", "--batch-size", "32", "--projection-hidden", "16", "--projection-dim", "8"]
@@ -40,7 +42,15 @@ def bars(tmp_path: Path) -> Path:
     ("arguments", "message"),
     [
         (["trian"], "no command is called 'trian'; did you mean train?"),
-        (["train"], "the following arguments are required: RECIPE"),
+        (["train"], "cmsf train wants a RECIPE, or --resume RUN"),
+        (["train", "msf", "--checkpoint-minutes", "-1"], "--checkpoint-minutes -1.0 will not do"),
+        (["train", "msf", "--checkpoint-minutes", "nan"], "--checkpoint-minutes nan will not do"),
+        (["train", "msf", "--checkpoint-minutes", "often"], "--checkpoint-minutes often will not do"),
+        (["train", "msf", "--on-full-disk", "weep"], "--on-full-disk weep will not do; it takes stop or go-on"),
+        (["train", "msf", "--on-collapse", "weep"], "--on-collapse weep will not do; it takes warn or stop"),
+        (["train", "msf", "--resume", "run"], "--resume goes on with the recipe of run; leave out msf"),
+        (["train", "--resume", "run", "--out", "other"], "--resume goes on in run; leave out --out other"),
+        (["train", "--resume", "nowhere"], "there is no run nowhere"),
         (["train", "cmsf-slef"], "no recipe is called 'cmsf-slef'; did you mean cmsf-self?"),
         (["train", "nothing-like-it"], "cmsf recipes lists them all"),
         (["train", "msf", "--epoch", "3"], "cmsf train has no --epoch; did you mean --epochs?"),
@@ -151,7 +161,7 @@ def test_a_run_folder_with_foreign_files_is_refused(
     assert main(["train", "msf-small", "--data", str(bars), "--out", str(out), *FAST]) == 0
     kept = {name: (out / name).read_bytes() for name in ("recipe.yaml", "environment.json", "data.parquet")}
     for name, foreign, message in (
-        ("recipe.yaml", b"\xff\xfe", "cannot read the recipe"),
+        ("recipe.yaml", b"\xff\xfe", "byte 0 is no UTF-8"),
         ("recipe.yaml", kept["recipe.yaml"].replace(b"size: 16", b"size: auto"), "--size auto will not do"),
         ("environment.json", b"{}", "is not what cmsf train wrote"),
         ("data.parquet", b"PAR1", "cannot read"),
@@ -172,17 +182,16 @@ def test_weights_of_another_architecture_are_refused(
     safetensors.torch.save_file({"stem.0.weight": torch.zeros(1)}, weights)
     assert "is of another architecture than the recipe" in refusal(capsys, "evaluate", out)
     weights.unlink()
-    for path in (out / "checkpoints").iterdir():
-        state = torch.load(path, weights_only=True)
-        state["encoders"] = {"online.weight": torch.zeros(3)}
-        torch.save(state, path)
+    for manifest in (out / "checkpoints").glob("*.json"):
+        state = Checkpoint.read(manifest).contents()["state"]
+        replace_part(manifest, "state", state | {"encoders": {"online.weight": torch.zeros(3)}})
     assert "is of another architecture than the recipe" in refusal(capsys, *command)
-    for path in (out / "checkpoints").iterdir():
-        torch.save({"encoders": 3}, path)
-    assert "is truncated or damaged; remove it" in refusal(capsys, *command)
-    for path in (out / "checkpoints").iterdir():
+    for manifest in (out / "checkpoints").glob("*.json"):
+        replace_part(manifest, "state", {"encoders": 3})
+    assert "lacks what a checkpoint has" in refusal(capsys, *command)
+    for path in (out / "checkpoints").glob("*.pt"):
         path.write_bytes(path.read_bytes()[:500])
-    assert "is truncated or damaged; remove it" in refusal(capsys, *command)
+    assert "remove that folder to begin again" in refusal(capsys, *command)
     weights.write_bytes(b"nothing")
     assert "cannot read" in refusal(capsys, "evaluate", out)
 
@@ -339,7 +348,7 @@ def test_a_signal_ends_a_process_after_a_checkpoint(signal_number: int, code: in
     assert process.returncode == code
     assert "the same command goes on from there" in said
     assert "Traceback" not in said
-    assert list((out / "checkpoints").glob("step-*.pt"))
+    assert list((out / "checkpoints").glob("step-*.json"))
 
 
 def test_help_does_not_wait_for_torch() -> None:

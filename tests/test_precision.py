@@ -40,7 +40,7 @@ def test_a_mixed_run_keeps_weights_bank_and_losses_in_fp32_and_rests_its_cache_i
     assert {
         value.dtype for value in kept["bank"].values() if isinstance(value, torch.Tensor) and value.is_floating_point()
     } == {torch.float32}
-    assert kept["knowledge"]["embedding"].dtype == torch.float16
+    assert kept["cache"].dtype == torch.float16
     weights = {value.dtype for name, value in kept["encoders"].items() if name.endswith("weight")}
     assert weights == {torch.float32}
     assert cmsf.load(run.path)(torch.zeros(2, 3, 16, 16)).dtype == torch.float32
@@ -135,7 +135,7 @@ def test_a_run_that_diverges_says_so_in_one_line_and_keeps_its_last_good_checkpo
     monkeypatch.setattr(Learner, "step", poisoned)
     with pytest.raises(
         cmsf.BadInput,
-        match=r"the loss is nan after step 6 of 12; the checkpoint before it, step-00000004.pt, is kept; "
+        match=r"the loss is nan after step 6 of 12; the checkpoint before it, step-00000004.json, is kept; "
         r"train with a lower --lr than 0.2, in another --out",
     ):
         train(bars, tmp_path / "run")

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cmsf.api import finetune, load, train
+    from cmsf.api import finetune, load, resume, train
     from cmsf.bank import EmbeddingCache, MemoryBank
     from cmsf.classifier import Classifier
     from cmsf.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "cmsf.api": ("finetune", "load", "train"),
+    "cmsf.api": ("finetune", "load", "resume", "train"),
     "cmsf.classifier": ("Classifier",),
     "cmsf.run": ("Run",),
     "cmsf.bank": ("EmbeddingCache", "MemoryBank"),
@@ -57,6 +57,7 @@ __all__ = [
     "constrained_mean_shift",
     "finetune",
     "load",
+    "resume",
     "train",
 ]
 

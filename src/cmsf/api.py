@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,17 @@ from cmsf.assembly import make_learner, starts_from
 from cmsf.classifier import Classifier
 from cmsf.classifier_folder import ClassifierFolder
 from cmsf.data import Dataset, Request, open_source
+from cmsf.distributed import asked_for, joined
 from cmsf.environment import INIT_SHA256, describe_environment
-from cmsf.errors import BadInput, did_you_mean
+from cmsf.errors import BadInput, did_you_mean, some_of
 from cmsf.evaluation import Extractor
 from cmsf.evaluation.finetune import TUNES, Tune, TuningCourse
 from cmsf.evaluation.judged import HeldOut
+from cmsf.files import from_home
 from cmsf.finetuning import How, starting_network, to_learn_from
 from cmsf.finetuning import tune as tune_network
 from cmsf.finetuning import write as write_classifier
+from cmsf.precautions import OnCollapse, OnFullDisk, Precautions
 from cmsf.progress import terminal_taken
 from cmsf.recipe import Recipe
 from cmsf.recipes import find, lacks_scale
@@ -47,6 +50,10 @@ def train(
     workers: int | None = None,
     quiet: bool = False,
     screen: Screen | None = None,
+    checkpoint_minutes: float = Precautions.checkpoint_minutes,
+    on_full_disk: OnFullDisk = Precautions.on_full_disk,
+    on_collapse: OnCollapse = Precautions.on_collapse,
+    bank_sharded: bool = False,
     **changes: Any,
 ) -> Run:
     """Train a recipe on a source of images; the same call again goes on where it was stopped.
@@ -59,47 +66,117 @@ def train(
     val: a source to test on; without it, a split of the data, or a tenth of its labelled images.
     workers: processes that decode images which are not held in memory; by default one a core.
     out: the run folder, by default runs/ and the recipe's or the file's name.
+    checkpoint_minutes, on_full_disk, on_collapse: as in cmsf.precautions.Precautions.
+    bank_sharded: of several processes (started by torchrun, or by srun), each holds but a share of the bank.
     changes: any field of the recipe, e.g. epochs=100, or init="resnet18.a1_in1k" for weights to start from.
     """
-    screen = screen or Screen(quiet=quiet)
-    where = pick_device(device)
-    request = Request.of(data, labels, val)
-    source = open_source(data)
-    side = source.typical_side()
-    if isinstance(recipe, str):
-        name, recipe = recipe, find(recipe, small_images=side <= LARGEST_SMALL_IMAGE)
-        out = Path("runs") / (recipe.name if lacks_scale(name) else Path(name).stem) if out is None else out
-        if lacks_scale(name):
-            screen.say(f"{name} is {recipe.name} here: the images are {side} px on their shorter side")
-    recipe = _with_lasting_paths(recipe.changed(changes))
-    folder = RunFolder(Path("runs") / recipe.name if out is None else Path(out).expanduser())
-    folder.check_free()
+    precautions = Precautions(checkpoint_minutes, on_full_disk, on_collapse)
+    world = asked_for()
+    screen = screen or Screen(quiet=quiet or not world.leads)
+    where = pick_device(device, world.local_rank)
+    with joined(world, where):
+        if not world.leads:
+            world.wait()  # until the first process has made the folder, which says how images are kept
+        request = Request.of(data, labels, val)
+        source = open_source(data)
+        side = source.typical_side()
+        if isinstance(recipe, str):
+            name, recipe = recipe, find(recipe, small_images=side <= LARGEST_SMALL_IMAGE)
+            out = Path("runs") / (recipe.name if lacks_scale(name) else Path(name).stem) if out is None else out
+            if lacks_scale(name):
+                screen.say(f"{name} is {recipe.name} here: the images are {side} px on their shorter side")
+        recipe = _with_lasting_paths(recipe.changed(changes))
+        folder = RunFolder(Path("runs") / recipe.name if out is None else from_home(out))
+        folder.check_free()
 
-    images = load_images(source, request, recipe, view_size(recipe, side), folder)
-    resolved = resolve(recipe, images, side)
-    for line in _describe(images):
-        screen.say(line)
-    environment = describe_environment(request, resolved, str(where))
-    differences = folder.check_same_recipe(resolved, environment) if folder.exists() else []
-    start = None if folder.started() else starts_from(resolved)
-    if start is not None:
-        environment[INIT_SHA256] = start.sha256
-        if folder.exists():
-            folder.check_same_start(start)
-        if start.note:
-            screen.say(start.note)
-    learner = make_learner(resolved, images.train.label, where, start)  # what cannot be built leaves no folder behind
-    if not folder.exists():
-        folder.create(resolved, environment, images)
-    with folder.locked():
-        folder.check_same_images(images)
-        if folder.complete():
-            screen.say(f"{folder.path} is complete already; remove it to train again")
-            return Run(folder.path)
-        for difference in differences:
-            screen.say(f"{difference}: the run will not equal an uninterrupted one bit for bit")
-        Training(resolved, learner, images, folder, screen, worker_count(workers)).run()
+        images = load_images(source, request, recipe, view_size(recipe, side), folder)
+        resolved = resolve(recipe, images, side)
+        for line in _describe(images):
+            screen.say(line)
+        environment = describe_environment(request, resolved, str(where), world.size)
+        differences = folder.check_same_recipe(resolved, environment) if folder.exists() else []
+        start = None if folder.started() else starts_from(resolved)
+        if start is not None:
+            environment[INIT_SHA256] = start.sha256
+            if folder.exists():
+                folder.check_same_start(start)
+            if start.note:
+                screen.say(start.note)
+        # What cannot be built leaves no folder behind.
+        learner = make_learner(resolved, images.train.label, where, start, world, bank_sharded)
+        if resolved.batch_size < world.size:
+            raise BadInput(
+                f"--batch-size {resolved.batch_size} is less than {world.size} processes; use a larger one, or fewer"
+            )
+        if not folder.exists():
+            if not world.leads:
+                raise BadInput(
+                    f"process {world.rank} of {world.size} does not see {folder.path}; the run folder must be on a "
+                    "file system that all of them share"
+                )
+            folder.create(resolved, environment, images)
+        with folder.locked() if world.leads else nullcontext():
+            if world.leads:
+                world.wait()
+            folder.check_same_images(images)
+            if folder.complete():
+                screen.say(f"{folder.path} is complete already; remove it to train again")
+                return Run(folder.path)
+            for difference in differences:
+                screen.say(f"{difference}: the run will not equal an uninterrupted one bit for bit")
+            Training(resolved, learner, images, folder, screen, worker_count(workers), precautions).run()
     return Run(folder.path)
+
+
+def resume(
+    run: str | Path,
+    data: str | Path | None = None,
+    *,
+    labels: str | Path | None = None,
+    val: str | Path | None = None,
+    quiet: bool = False,
+    screen: Screen | None = None,
+    **given: Any,
+) -> Run:
+    """Go on with a run that was stopped: its folder says the recipe and the images.
+
+    given: device, workers and precautions as in `train`. A field of the recipe, `data`, `labels` and `val` need not be
+    given, and must then be those of the run; but data that is a shell command is run only if it is given.
+    """
+    screen = screen or Screen(quiet=quiet or not asked_for().leads)
+    found = Run(run)
+    if found.folder.complete():
+        screen.say(f"{found.path} is complete already; remove it to train again")
+        return found
+    kept = found.folder.request()
+    if data is None or (val is None and kept.val is not None):
+        found.request()  # which refuses what would run a command
+    asked = {"data": data, "labels": labels, "val": val}
+    named = {name: getattr(Request.of(**asked), name) for name, value in asked.items() if value is not None}
+    named |= {name: given.pop(name) for name in [*given] if name in asdict(found.recipe)}
+    there = asdict(kept) | asdict(found.recipe)
+    differences = [f"{name}: {value} against {there[name]}" for name, value in named.items() if value != there[name]]
+    if differences:
+        raise BadInput(
+            f"{found.path} is another run ({some_of(differences)}); leave out what it says itself, or train in "
+            "another --out"
+        )
+    given["device"] = _device_again(found, given.get("device", "auto"))
+    return train(found.recipe, kept.data, found.path, labels=kept.labels, val=kept.val, screen=screen, **given)
+
+
+def _device_again(run: Run, asked: str) -> str:
+    """The device that the run had, where none is named and it is to be had here."""
+    recorded = run.folder.environment().get("device")
+    if asked != "auto" or not isinstance(recorded, str):
+        return asked
+    if not asked_for().alone:
+        recorded = recorded.split(":")[0]  # of several processes, each has a device of its own
+    try:
+        pick_device(recorded)
+    except BadInput:
+        return asked
+    return recorded
 
 
 def finetune(
@@ -129,7 +206,7 @@ def finetune(
     screen, where, source = Screen(quiet=quiet), pick_device(device), Run(run)
     how = _how(source, rounds, tune, random_weights, epochs, lr, seed)
     with terminal_taken() if quiet else nullcontext():
-        folder = ClassifierFolder(_beside(source.path) if out is None else Path(out).expanduser())
+        folder = ClassifierFolder(_beside(source.path) if out is None else from_home(out))
         folder.check_new()
         request = source.request(data, labels)
         backbone = starting_network(source, how)
@@ -203,7 +280,7 @@ def _describe(images: Dataset) -> list[str]:
 def _with_lasting_paths(recipe: Recipe) -> Recipe:
     """A mapping and weights by their full paths, so that the recipe will find them from another working directory."""
     if recipe.coarse_labels not in ("none", "wordnet"):
-        recipe = replace(recipe, coarse_labels=str(Path(recipe.coarse_labels).expanduser().absolute()))
+        recipe = replace(recipe, coarse_labels=str(from_home(recipe.coarse_labels).absolute()))
     if recipe.init != "none" and not is_timm_name(recipe.init):
-        recipe = replace(recipe, init=str(Path(recipe.init).expanduser().absolute()))
+        recipe = replace(recipe, init=str(from_home(recipe.init).absolute()))
     return recipe

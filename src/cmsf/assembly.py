@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from jaxtyping import Int
@@ -14,8 +15,11 @@ from torch.optim import SGD, Optimizer
 
 from cmsf.backbones import feature_width, make_backbone
 from cmsf.bank import MemoryBank
+from cmsf.batch_norm import synchronise
 from cmsf.constraints import NearCompanion, SameLabel, Unconstrained
+from cmsf.distributed import World
 from cmsf.encoders import Encoders
+from cmsf.errors import BadInput
 from cmsf.heads import perceptron
 from cmsf.knowledge import GivenLabels, Knowledge, Nothing, PreviousEpoch, PseudoLabels, ThirdView
 from cmsf.learner import Learner
@@ -44,6 +48,7 @@ from cmsf.precision import Precision
 from cmsf.pseudo_classifiers import Layers, PseudoClassifier, PseudoCourse, Vote
 from cmsf.recipe import AUTO, Recipe, Resolved
 from cmsf.rows import UNKNOWN
+from cmsf.shared_bank import ReplicatedBank, ShardedBank
 from cmsf.views import Augmentation, RandAugment, RandomCrop
 from cmsf.weights import StartingWeights, starting_weights
 
@@ -52,25 +57,48 @@ _LARS_TRUST = 0.001
 
 
 def make_learner(
-    recipe: Resolved, label: Int[Tensor, " n"], device: torch.device | str, start: StartingWeights | None = None
+    recipe: Resolved,
+    label: Int[Tensor, " n"],
+    device: torch.device | str,
+    start: StartingWeights | None = None,
+    world: World = World(),
+    bank_sharded: bool = False,
 ) -> Learner:
     """The learner of a resolved recipe, for as many images as there are labels.
 
     start: what the backbone's weights are; None: what the seed decides.
+    world: who else trains it; bank_sharded: whether each of them holds but a share of the bank.
     """
     device, precision, objective = torch.device(device), Precision(recipe.precision), objective_of(recipe)
     precision.check(device)
     encoders = make_encoders(recipe, objective, _count_classes(label), start).to(device)
-    knowledge = _knowledge(recipe, objective, label.to(device), encoders.dim)
+    if recipe.batch_norm == "sync":
+        synchronise(encoders, world, device)
+    knowledge = _knowledge(recipe, objective, label.to(device), encoders.dim, world)
     return Learner(
         encoders=encoders,
-        bank=MemoryBank(recipe.bank_size, encoders.dim, knowledge.companion_dim, device=device, dtype=precision.dtype),
+        bank=_bank(objective, world, bank_sharded)(
+            recipe.bank_size, encoders.dim, knowledge.companion_dim, device=device, dtype=precision.dtype
+        ),
         knowledge=knowledge,
         objective=objective,
         views=_views(recipe),
         optimiser=_optimiser(recipe, encoders),
         scaler=GradScaler(device.type, enabled=precision.scales_loss),
+        world=world,
+        shuffles=recipe.batch_norm == "shuffle",
     )
+
+
+def _bank(objective: Objective, world: World, sharded: bool) -> Callable[..., MemoryBank]:
+    if sharded and objective.bank != "none" and not objective.chooses:
+        raise BadInput(
+            "--bank-sharded is for methods that choose neighbours; this one compares with every row of the bank; "
+            "leave it out"
+        )
+    if world.alone:
+        return MemoryBank
+    return partial(ShardedBank if sharded else ReplicatedBank, world)
 
 
 def objective_of(recipe: Recipe) -> Objective:
@@ -187,21 +215,21 @@ def _optimiser(recipe: Resolved, encoders: Encoders) -> Optimizer:
         "weight_decay": recipe.weight_decay,
         "always_adapt": True,  # without decay too, where timm's would be plain SGD
     }
-    lars: Optimizer = Lars([adapted, plain], lr, momentum, trust_coeff=_LARS_TRUST)  # type: ignore[no-untyped-call]
+    lars: Optimizer = Lars([adapted, plain], lr, momentum, trust_coeff=_LARS_TRUST)
     return lars
 
 
-def _knowledge(recipe: Resolved, objective: Objective, label: Int[Tensor, " n"], dim: int) -> Knowledge:
+def _knowledge(recipe: Resolved, objective: Objective, label: Int[Tensor, " n"], dim: int, world: World) -> Knowledge:
     precision = Precision(recipe.precision)
     if objective.learns_from_labels and recipe.pseudo_labels != "none":
         classifier, offline = _pseudo_classifier(recipe, label, dim), recipe.pseudo_cache == "offline"
-        return PseudoLabels(label, dim, classifier, recipe.pseudo_threshold, offline, precision.dtype)
+        return PseudoLabels(label, dim, classifier, recipe.pseudo_threshold, offline, precision.dtype, world)
     if objective.learns_from_labels:
         return GivenLabels(label)
     if recipe.objective == "mean-shift" and recipe.constraint == "companion":
         if recipe.companions == "third-view":
             return ThirdView(dim)
-        return PreviousEpoch(len(label), dim, precision.resting)
+        return PreviousEpoch(len(label), dim, precision.resting, world)
     return Nothing()
 
 

@@ -16,6 +16,7 @@ from cmsf.data.loading import unseen
 from cmsf.errors import BadInput
 from cmsf.evaluation.features import Extractor
 from cmsf.evaluation.predicting import PLACES, Prediction, predict
+from cmsf.files import from_home
 from cmsf.run import Run, pick_device, worker_count
 from cmsf.screen import Screen
 
@@ -51,7 +52,7 @@ class Classifier(Run):
 
         An image that cannot be read has its error instead.
         """
-        file = None if out is None else _checked(Path(out).expanduser())
+        file = None if out is None else _checked(from_home(out))
         where = pick_device(device)
         network = self.network(where)
         like = Extractor(network[0], self.recipe.size, where, worker_count(workers))

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from cmsf.assembly import objective_of
+from cmsf.backbones import feature_width
 from cmsf.data.lists import write_rows
 from cmsf.errors import BadInput
 from cmsf.evaluation.finetune import TUNES, new_head
-from cmsf.files import write_text
+from cmsf.files import read_json, write_text
+from cmsf.printable import is_text
 from cmsf.run_folder import RunFolder
-from cmsf.weights import fill, save
+from cmsf.weights import fill, read_tensors, save
 
 ALONG = "along"
 """How a classifier was made that was trained along with the features: one linear layer."""
@@ -56,12 +56,11 @@ class ClassifierFolder(RunFolder):
                 raise BadInput(f"{self.path} is not finished; give the same cmsf train command again to finish it")
             raise BadInput(f"{self.path} is no classifier; make one: cmsf finetune {self.path}")
         damaged = BadInput(f"{self.classifier_file} is not what cmsf wrote")
-        try:
-            about = json.loads(self.classifier_file.read_text(encoding="utf-8"))
-            classes, width, tune = about["classes"], about["features"], about["tune"]
-        except (OSError, ValueError, KeyError, TypeError):
-            raise damaged from None
-        named = isinstance(classes, list) and len(classes) > 1 and all(isinstance(name, str) for name in classes)
+        about = read_json(self.classifier_file)
+        if not isinstance(about, dict):
+            raise damaged
+        classes, width, tune = about.get("classes"), about.get("features"), about.get("tune")
+        named = isinstance(classes, list) and len(classes) > 1 and all(map(_is_name, classes))
         if not named or type(width) is not int or not 0 < width < 2**20 or tune not in (*TUNES, ALONG):
             raise damaged
         return dict(about)
@@ -76,12 +75,12 @@ class ClassifierFolder(RunFolder):
         """Images in, a score a class out; in eval mode."""
         about = self.about()
         width, classes = about["features"], len(about["classes"])
-        head = nn.Linear(width, classes) if about["tune"] == ALONG else new_head(width, classes, tune=about["tune"])
-        try:
-            state = safetensors.torch.load_file(self.head_file)
-        except (OSError, SafetensorError) as error:
-            raise BadInput(f"cannot read {self.head_file}: {str(error).splitlines()[0]}") from None
         backbone = self.load_backbone()
+        features = feature_width(backbone, self.recipe().backbone, self.recipe().size)
+        if width != features:  # before a head of such a width takes memory
+            raise BadInput(f"{self.classifier_file} is for {width} features, and the network has {features}")
+        head = nn.Linear(width, classes) if about["tune"] == ALONG else new_head(width, classes, tune=about["tune"])
+        state = read_tensors(self.head_file)
         head.to(next(backbone.parameters()).dtype)
         fill(head, state, self.head_file)
         return nn.Sequential(backbone, head).to(device).eval()
@@ -90,3 +89,8 @@ class ClassifierFolder(RunFolder):
         """A row a true class, a column a predicted one."""
         rows = [(name, *map(str, row)) for name, row in zip(names, counts.tolist(), strict=True)]
         write_rows(self.confusion_file, ("true \\ predicted", *names), rows)
+
+
+def _is_name(name: Any) -> bool:
+    """Text that can be written; JSON can spell halves of letters."""
+    return isinstance(name, str) and is_text(name)

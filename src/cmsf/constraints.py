@@ -8,7 +8,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from cmsf.neighbours import Candidates, EveryRow, Own, Relaxed, RowsOfLabel, ShortList, nearest_vectors
+from cmsf.neighbours import (
+    Candidates,
+    EveryRow,
+    Own,
+    Relaxed,
+    RowsOfLabel,
+    RowsWithCompanion,
+    ShortList,
+    nearest_vectors,
+)
 from cmsf.rows import UNKNOWN, Rows
 
 
@@ -57,8 +66,9 @@ class NearCompanion(Constraint):
             return EveryRow()
         asking = query[known]
         assert asking.companion is not None
-        own = Own(rows.positions_of(asking.index))
-        k = len(rows) if self.k is None else min(self.k, len(rows))
-        allowed = rows.exists & rows.has_companion
-        listed = ShortList(nearest_vectors(asking.companion, rows.companion, allowed, rows.index, k, own))
-        return listed if known.all() else Relaxed(known, listed)
+        if self.k is None:
+            near: Candidates = RowsWithCompanion()
+        else:
+            own, allowed = Own(rows.positions_of(asking.index)), rows.exists & rows.has_companion
+            near = ShortList(nearest_vectors(asking.companion, rows.companion, allowed, rows.index, self.k, own))
+        return near if known.all() else Relaxed(known, near)

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from cmsf.distributed import World
 from cmsf.precision import Precision
 
 
@@ -26,9 +27,18 @@ class Encoded:
     prediction: Float[Tensor, "b d"]
     scores: Float[Tensor, "b c"]
 
+    def __getitem__(self, chosen: Tensor | slice) -> Encoded:
+        return Encoded(self.embedding[chosen], self.prediction[chosen], self.scores[chosen])
+
     def split(self, sizes: list[int]) -> list[Encoded]:
         parts = zip(self.embedding.split(sizes), self.prediction.split(sizes), self.scores.split(sizes), strict=True)
         return [Encoded(*part) for part in parts]
+
+    def of_all(self, world: World) -> Encoded:
+        """What the encoders of all processes made of the whole batch, in one message."""
+        columns = (self.embedding, self.prediction, self.scores)
+        gathered = world.gather(torch.cat(columns, dim=1))
+        return Encoded(*gathered.split([column.shape[1] for column in columns], dim=1))
 
 
 class Encoder(nn.Module):

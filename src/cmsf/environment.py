@@ -16,15 +16,16 @@ import torch
 from cmsf.data import Request
 from cmsf.recipe import Resolved
 
-BIT_FOR_BIT = ("machine", "device", "threads", "python", "torch", "torchvision", "timm", "numpy", "pillow")
+BIT_FOR_BIT = ("machine", "device", "threads", "processes", "python", "torch", "torchvision", "timm", "numpy", "pillow")
 """What has to be the same for a resumed run to equal an uninterrupted one to the last bit."""
 INIT_SHA256 = "init_sha256"
 """Where the hash of the weights that a run started from is recorded."""
 
 
-def describe_environment(request: Request, recipe: Resolved, device: str) -> dict[str, Any]:
+def describe_environment(request: Request, recipe: Resolved, device: str, processes: int = 1) -> dict[str, Any]:
     """What a run records of itself before it starts; the hash of its starting weights comes to it."""
-    return {**asdict(request), "seed": recipe.seed, **describe_machine(device), "command": sys.argv}
+    machine = {**describe_machine(device), "processes": processes}
+    return {**asdict(request), "seed": recipe.seed, **machine, "command": sys.argv}
 
 
 def describe_machine(device: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cmsf.bank import EmbeddingCache
+from cmsf.distributed import World
 from cmsf.pseudo_classifiers import PseudoClassifier
 from cmsf.rows import UNKNOWN, Rows
 
@@ -40,6 +41,8 @@ class Knowledge(ABC):
     """What it thought of the last batch's images that have no label; None where it does not guess."""
     seconds: float = 0.0
     """How long it has taken so far."""
+    apart: EmbeddingCache | None = None
+    """What it remembers that is as long as the data: no part of `state_dict`, and saved by itself."""
 
     @abstractmethod
     def __call__(self, query: Rows, another_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
@@ -80,18 +83,12 @@ class PreviousEpoch(Knowledge):
     a row leaves the bank; as in the authors' code, ours is refreshed at once.
     """
 
-    def __init__(self, images: int, dim: int, dtype: torch.dtype = torch.float32) -> None:
-        self.cache = EmbeddingCache(images, dim, dtype)
+    def __init__(self, images: int, dim: int, dtype: torch.dtype = torch.float32, world: World = World()) -> None:
+        self.cache = self.apart = EmbeddingCache(images, dim, dtype, world)
         self.companion_dim = dim
 
     def __call__(self, query: Rows, another_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
         return replace(query, companion=self.cache.exchange(query))
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return self.cache.state_dict()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.cache.load_state_dict(state)
 
 
 class ThirdView(Knowledge):
@@ -124,7 +121,9 @@ class PseudoLabels(Knowledge):
         threshold: float,
         offline: bool,
         dtype: torch.dtype,
+        world: World = World(),
     ) -> None:
+        self.world = world
         self.label, self.classifier, self.threshold, self.offline = label, classifier, threshold, offline
         self.labelled = (label != UNKNOWN).nonzero()[:, 0]
         self.slot = torch.full_like(label, UNKNOWN)
@@ -148,7 +147,8 @@ class PseudoLabels(Knowledge):
         with self._timed():
             if self.offline:
                 slots = torch.arange(len(self.labelled), device=self.label.device)
-                self.cache.exchange(Rows(embed(self.labelled), slots))
+                mine = self.labelled[self.world.part(len(self.labelled))]
+                self.cache.exchange(Rows(self.world.gather(embed(mine)), slots))
             embedding = self.cache.embedding.to(self.label.device)
             filled = ~embedding[:, 0].isnan()
             if len(self.label[self.labelled][filled].unique()) < 2:
@@ -157,6 +157,8 @@ class PseudoLabels(Knowledge):
                 Rows(embedding, torch.where(filled, self.labelled, UNKNOWN), self.label[self.labelled]),
                 self.times_trained,
             )
+            # All have learned the same, as far as their devices repeat themselves; a bank must not depend on it.
+            self.world.follow_first(self.classifier)
             self.times_trained += 1
 
     def _guess(self, others: Rows) -> Guess:
@@ -181,10 +183,10 @@ class PseudoLabels(Knowledge):
 
     def state_dict(self) -> dict[str, Tensor]:
         classifier = {f"classifier.{name}": value for name, value in self.classifier.state_dict().items()}
-        return {**self.cache.state_dict(), **classifier, "times_trained": torch.tensor(self.times_trained)}
+        return {"embedding": self.cache.embedding, **classifier, "times_trained": torch.tensor(self.times_trained)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.cache.load_state_dict(state)
+        self.cache.put_whole(state["embedding"])
         prefix = "classifier."
         own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         self.classifier.load_state_dict(own)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from cmsf.bank import MemoryBank
+from cmsf.distributed import World
 from cmsf.encoders import Encoded, Encoders
 from cmsf.errors import BadInput
 from cmsf.knowledge import Knowledge
@@ -21,7 +22,11 @@ from cmsf.views import Augmentation, Batch, Crop
 
 
 class Diverged(BadInput):
-    """The loss, or a weight, is no number any more."""
+    """The loss, or a weight, is no number any more; losses: what the last loss was made of."""
+
+    def __init__(self, message: str, losses: Mapping[str, float] | None = None) -> None:
+        super().__init__(message)
+        self.losses = dict(losses or {})
 
 
 @dataclass
@@ -35,6 +40,11 @@ class Learner:
     optimiser: Optimizer
     scaler: GradScaler = field(default_factory=lambda: GradScaler(enabled=False))
     """Keeps gradients of fp16 from vanishing; otherwise it does nothing."""
+    world: World = World()
+    """Who else trains it. What is encoded is gathered, so that everybody has the whole batch from there on."""
+    shuffles: bool = False
+    """Whether the target's shares of a batch are others than the online encoder's: BatchNorm of a share alone would
+    tell one encoder what the other has seen."""
 
     @property
     def crops(self) -> dict[int, Crop]:
@@ -45,12 +55,12 @@ class Learner:
         return {view: self.views[view].crop for view in sorted(wanted)}
 
     def step(self, batch: Batch, target_momentum: float, support: Batch | None = None) -> tuple[Rows, Outcome]:
-        """Learn from a batch, and from labelled images beside it where the objective asks for them.
+        """Learn from a batch (one's share of it), and from labelled images beside it where the objective asks for them.
 
         Returns the queries as they entered the bank, and what the objective said.
         """
         images = dict.fromkeys(self.views, batch) | ({} if support is None else {SUPPORT: support})
-        target = self._pass(self.encoders.embed, self.objective.target, images)  # u = f(T1 x), no gradient
+        target = self._pass(self._embed, self.objective.target, images)  # u = f(T1 x), no gradient
         online = self._pass(self.encoders.encode, self.objective.online, images)  # v = h(g(T2 x))
         first = next(view for view in (*target, *online) if view != SUPPORT)
         query = self._known((online | target)[first], batch)
@@ -58,8 +68,8 @@ class Learner:
         if self.objective.bank == "before":  # so that u itself is a candidate
             self.bank.enqueue(query)
         labelled = None if support is None else self._known(online[SUPPORT], support)
-        outcome = self.objective(Step(query, self.bank.rows(), online, target, labelled))
-        self._descend(outcome.loss)
+        outcome = self.objective(Step(query, self.bank, online, target, labelled))
+        self._descend(outcome)
         if self.objective.bank == "after":
             self.bank.enqueue(query)
         self.encoders.follow(target_momentum)
@@ -73,21 +83,32 @@ class Learner:
         for together in passes:
             views = [self.views[view](images[view], view) for view in together]
             whole = encode(views[0] if len(views) == 1 else torch.cat(views))
-            encoded |= zip(together, whole.split([len(view) for view in views]), strict=True)
+            parts = whole.split([len(view) for view in views])
+            encoded |= {view: part.of_all(self.world) for view, part in zip(together, parts, strict=True)}
         return encoded
+
+    def _embed(self, images: Float[Tensor, "b 3 h w"]) -> Encoded:
+        """The target's embeddings of one's share of a batch."""
+        if not self.shuffles:
+            return self.encoders.embed(images)
+        everyones = self.world.gather(images)
+        mixed = self.encoders.embed(self.world.dealt(everyones)).of_all(self.world)
+        return mixed[self.world.undealt(len(everyones))[self.world.part(len(everyones))]]
 
     def _known(self, encoded: Encoded, batch: Batch) -> Rows:
         """Rows of these images with what is known of them."""
         embedding = encoded.embedding.detach()
-        rows = Rows(embedding, batch.index.to(embedding.device))
-        return self.knowledge(rows, lambda: self.encoders.embed(self.views[THIRD](batch, THIRD)).embedding)
+        rows = Rows(embedding, self.world.gather(batch.index.to(embedding.device)))
+        return self.knowledge(rows, lambda: self._pass(self._embed, ((THIRD,),), {THIRD: batch})[THIRD].embedding)
 
-    def _descend(self, loss: Float[Tensor, ""]) -> None:
-        if not loss.isfinite():
-            raise Diverged(f"the loss is {float(loss.detach())}")  # the weights are still those of before
+    def _descend(self, outcome: Outcome) -> None:
+        loss = outcome.loss
+        if not loss.isfinite():  # the weights are still those of before
+            raise Diverged(f"the loss is {float(loss.detach())}", outcome.plain())
         self.optimiser.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
+        self.world.sum_gradients(self.encoders.learning())
         self.scaler.step(self.optimiser)
         self.scaler.update()
         if self.scaler.is_enabled() and self.scaler.get_scale() < 1:
-            raise Diverged("the gradients are no numbers at any scale")
+            raise Diverged("the gradients are no numbers at any scale", outcome.plain())

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 _GROUP = Path("/sys/fs/cgroup")
 
 
 def available_memory() -> int:
-    """Bytes that may be taken without hurting anybody: what the machine has free, and what a container may have."""
-    return min(_of_the_machine(), _of_the_container())
+    """Bytes that may be taken without hurting anybody: what the machine has free, what a container and a process may
+    have."""
+    return min(_of_the_machine(), _of_the_container(), _of_the_process())
 
 
 def _of_the_machine() -> int:
@@ -29,3 +31,12 @@ def _of_the_container() -> int:
         return max(0, int(limit) - int(used) + idle)
     except (OSError, ValueError, StopIteration):  # no container, or no limit
         return 2**62
+
+
+def _of_the_process() -> int:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except (OSError, ValueError):  # not Linux
+        return 2**62
+    return 2**62 if limit == resource.RLIM_INFINITY else max(0, limit - used)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,21 +14,22 @@ from typing import Any, Self
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
-from cmsf.analysis.neighbourhood import Neighbourhood, histogram, spread
+from cmsf.analysis.collapse import Variety
+from cmsf.analysis.neighbourhood import Neighbourhood, histogram
 from cmsf.analysis.pseudo_labels import summarise_guesses
+from cmsf.appended import AppendedFile
+from cmsf.events import Events
+from cmsf.files import FullDisk
 from cmsf.objectives import Outcome
-from cmsf.rows import Rows
 
 TIMING_FIELDS = ("images_per_second", "pseudo_cost")
 """Fields that differ between two runs which compute the same."""
 
 
-def step_line(epoch: int, outcome: Outcome, seen: Neighbourhood | None, query: Rows) -> dict[str, Any]:
-    losses = {name: float(loss) for name, loss in _losses(outcome).items()}
+def step_line(epoch: int, outcome: Outcome, seen: Neighbourhood | None, variety: Variety) -> dict[str, Any]:
     looked = {} if seen is None else _summary(seen)
-    return {"epoch": epoch, **losses, **looked, "spread": spread(query.embedding)}
+    return {"epoch": epoch, **outcome.plain(), **looked, **asdict(variety)}
 
 
 @dataclass
@@ -40,6 +41,7 @@ class EpochTotals:
     constrained: list[float] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
     spreads: list[float] = field(default_factory=list)
+    effective_ranks: list[float] = field(default_factory=list)
     guesses: list[int] | Int[Tensor, " counts"] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
@@ -50,8 +52,9 @@ class EpochTotals:
     def add_guesses(self, counts: Int[Tensor, " counts"]) -> None:
         self.guesses = counts if not len(self.guesses) else torch.as_tensor(self.guesses).to(counts) + counts
 
-    def add_seen(self, seen: Neighbourhood | None, query: Rows) -> None:
-        self.spreads.append(spread(query.embedding))
+    def add_seen(self, seen: Neighbourhood | None, variety: Variety) -> None:
+        self.spreads.append(variety.spread)
+        self.effective_ranks.append(variety.effective_rank)
         if seen is not None:
             self.unconstrained += seen.unconstrained.tolist()
         if seen is not None and seen.chosen:
@@ -59,12 +62,13 @@ class EpochTotals:
             self.ranks += seen.rank.tolist()
 
     def line(self, epoch: int) -> dict[str, Any]:
-        """Losses over all steps; purity, ranks and spread over the queries of the steps that were looked at."""
+        """Losses over all steps; purity, ranks and variety over the queries of the steps that were looked at."""
         return {
             "epoch": epoch,
             **{name: math.fsum(map(float, values)) / len(values) for name, values in self.losses.items()},
             **self._neighbourhood(),
             "spread": math.fsum(self.spreads) / len(self.spreads),
+            "effective_rank": math.fsum(self.effective_ranks) / len(self.effective_ranks),
             **(summarise_guesses(torch.as_tensor(self.guesses)) if len(self.guesses) else {}),
         }
 
@@ -77,32 +81,69 @@ class EpochTotals:
         pooled = Neighbourhood(everywhere, _doubles(self.constrained), ranks)
         return {**_summary(pooled), "rank_histogram": histogram(ranks)}
 
+    @classmethod
+    def of(cls, plain: Any) -> Self:
+        """What `plain` gave, or ValueError."""
+        if not isinstance(plain, dict) or plain.keys() != {each.name for each in fields(cls)}:
+            raise ValueError("these are no totals")
+        losses = plain["losses"]
+        columns = [plain[name] for name in plain if name != "losses"]
+        if not isinstance(losses, dict) or not all(_are_numbers(column) for column in (*losses.values(), *columns)):
+            raise ValueError("these totals are no numbers")
+        return cls(**plain)
+
     def plain(self) -> dict[str, Any]:
         losses = {name: [float(loss) for loss in kept] for name, kept in self.losses.items()}
         return asdict(self) | {"losses": losses, "guesses": torch.as_tensor(self.guesses).tolist()}
 
 
 class MetricsLog:
-    """Appends to metrics.jsonl; a resumed run first cuts off what came after its checkpoint."""
+    """Appends to metrics.jsonl; a resumed run first cuts off what came after its checkpoint.
 
-    def __init__(self, path: Path, tensorboard: Path, length: int, step: int) -> None:
-        self.file = path.open("ab")
-        self.file.truncate(min(length, self.file.tell()))
-        self.file.seek(0, os.SEEK_END)
-        self.events = SummaryWriter(str(tensorboard), purge_step=step + 1)
+    Lines that find no room on the disk are kept until there is some. Of TensorBoard's events, which say the same once
+    more, there are then no more.
+    """
+
+    def __init__(self, path: Path, tensorboard: Path, length: int, step: int, say: Callable[[str], None]) -> None:
+        self.file, self.say = AppendedFile(path, length), say
+        self.events: Events | None = None
+        with self._unless_full():
+            self.events = Events(tensorboard, step + 1)
 
     def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """Add a line; FullDisk if there is no room for it, the first time."""
         line = {"kind": kind, "step": step} | {name: _plain(value) for name, value in values.items()}
-        self.file.write((json.dumps(line, allow_nan=False) + "\n").encode())
-        self.file.flush()
-        for name, value in line.items():
-            if isinstance(value, int | float) and name not in ("step", "epoch"):
-                self.events.add_scalar(f"{kind}/{name}", value, step)
+        with self._unless_full():
+            if self.events is not None:
+                scalars = {
+                    f"{kind}/{name}": value
+                    for name, value in line.items()
+                    if isinstance(value, int | float) and name not in ("step", "epoch")
+                }
+                self.events.write(scalars, step)
+        was_behind = self.file.behind
+        try:
+            self.file.append((json.dumps(line, allow_nan=False) + "\n").encode())
+        except FullDisk as error:
+            if not was_behind:
+                raise FullDisk(f"{error}; until then its lines are kept in memory") from None
 
     def synced_length(self) -> int:
-        """How long the file is, once all of it is on the disk: what a checkpoint may rely on."""
-        os.fsync(self.file.fileno())
-        return self.file.tell()
+        """How long the file is, once all of it is on the disk, or FullDisk: what a checkpoint may rely on."""
+        with self._unless_full():
+            if self.events is not None:
+                self.events.sync()
+        return self.file.synced_length()
+
+    @contextmanager
+    def _unless_full(self) -> Iterator[None]:
+        try:
+            yield
+        except FullDisk as error:
+            self.say(f"{error}; there are no more events for TensorBoard until the run is resumed")
+            if self.events is not None:
+                self.events.close()
+            self.events = None
 
     def __enter__(self) -> Self:
         return self
@@ -111,7 +152,24 @@ class MetricsLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.file.close()
-        self.events.close()
+        if self.events is not None:
+            self.events.close()
+
+
+class SilentLog:
+    """Of several processes, one writes; the others have this."""
+
+    def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        return
+
+    def synced_length(self) -> int:
+        return 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return
 
 
 def _losses(outcome: Outcome) -> dict[str, Tensor]:
@@ -141,6 +199,10 @@ def _median(values: Float[Tensor, " n"]) -> float:
 
 def _doubles(values: list[float]) -> Float[Tensor, " n"]:
     return torch.tensor(values, dtype=torch.float64)
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) in (int, float) for value in values)
 
 
 def _plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ Equally near rows are taken in the order of their image index, so the order of t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,12 @@ class Neighbours:
     count: Int[Tensor, " b"]
     mean: Float[Tensor, "b d"]
 
+    @classmethod
+    def none(cls, query: Rows, k: int | None) -> Neighbours:
+        """Where there are no rows at all."""
+        nothing = torch.full((len(query), k or 0), UNKNOWN, device=query.index.device)
+        return cls(None if k is None else nothing, nothing.new_zeros(len(query)), torch.zeros_like(query.embedding))
+
 
 class Candidates(ABC):
     """C_i of every query of a batch, described without listing it row by row."""
@@ -50,6 +57,17 @@ class Candidates(ABC):
     @abstractmethod
     def contains(self, query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
         """Whether the row at this position is in C_i."""
+
+    def agreed(self, query: Rows, agree: Agree) -> Candidates:
+        """The same where these rows are part of a bank: what was chosen by comparing has to be compared with others'.
+
+        A row that is a candidate by itself, like one with the query's label, is one in every part.
+        """
+        return self
+
+
+Agree = Callable[[Rows, Int[Tensor, "b n"]], Int[Tensor, "b n"]]
+"""Of the rows listed for each query, those that are still among the best of all parts; UNKNOWN in place of others."""
 
 
 @dataclass(frozen=True)
@@ -71,23 +89,73 @@ class Own:
 def search(query: Rows, rows: Rows, candidates: Candidates, k: int | None, include_query: bool = True) -> Neighbours:
     """S_i: the k nearest of C_i to u_i, |S_i| = min(k, |C_i|); k = None takes all of C_i."""
     if not len(rows):
-        nothing = torch.full((len(query), k or 0), UNKNOWN, device=query.index.device)
-        return Neighbours(
-            None if k is None else nothing, nothing.new_zeros(len(query)), torch.zeros_like(query.embedding)
-        )
+        return Neighbours.none(query, k)
     own = Own(rows.positions_of(query.index), include_query)
     if k is None:
-        total, count = candidates.total(query, rows)
-        if not include_query:
-            there = candidates.contains(query, rows, own.position) & (own.position != UNKNOWN)
-            total = total - torch.where(there[:, None], rows.embedding[own.position], 0)
-            count = count - there.long()
-        row = None
+        row, total, count = None, *all_of(query, rows, candidates, own)
     else:
         row = candidates.nearest(query, rows, k, own)
         there = row != UNKNOWN
-        total, count = _sum_of(rows.embedding[row], there), there.sum(1)
+        total, count = sum_of(rows.embedding[row], there), there.sum(1)
     return Neighbours(row, count, total / count.clamp_min(1)[:, None])
+
+
+def all_of(query: Rows, rows: Rows, candidates: Candidates, own: Own) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
+    """The sum of C_i's embeddings and |C_i|, without the query's own row where that does not count."""
+    total, count = candidates.total(query, rows)
+    if own.included:
+        return total, count
+    there = (own.position != UNKNOWN) & candidates.contains(query, rows, own.position)
+    return total - torch.where(there[:, None], rows.embedding[own.position], 0), count - there.long()
+
+
+Constrain = Callable[[Rows, Rows], Candidates]
+"""C_i of every query among some rows: a constraint."""
+
+
+def find(query: Rows, rows: Rows, constrain: Constrain, k: int | None, include_query: bool = True) -> Neighbours:
+    """S_i by a constraint. Where a query may choose itself, it must be among the rows, and related to itself."""
+    candidates = constrain(query, rows)
+    if include_query:
+        check_own_rows(query, rows, candidates)
+    return search(query, rows, candidates, k, include_query)
+
+
+def check_own_rows(query: Rows, rows: Rows, candidates: Candidates) -> None:
+    """A query that is not in its own C_i has been enqueued wrongly, or not at all."""
+    position = rows.positions_of(query.index)
+    check_enqueued(query, position != UNKNOWN)
+    check_related(query, candidates.contains(query, rows, position))
+
+
+def check_enqueued(query: Rows, there: Bool[Tensor, " b"]) -> None:
+    if not there.all():
+        raise ValueError(
+            f"{_count(query, ~there)} are not in the bank; enqueue them before the search, or pass include_query=False"
+        )
+
+
+def check_related(query: Rows, related: Bool[Tensor, " b"]) -> None:
+    if not related.all():
+        raise ValueError(
+            f"{_count(query, ~related)} are not related to their own rows in the bank; "
+            "enqueue the labels and companions that you search with"
+        )
+
+
+def _count(query: Rows, which: Bool[Tensor, " b"]) -> str:
+    return f"{int(which.sum())} of {len(query)} queries (the first is image {int(query.index[which][0])})"
+
+
+def rank(query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+    """The place of a row among all by nearness to its query, counted from 1 = the query itself."""
+    similarity = (query.embedding @ rows.embedding.T).masked_fill_(~rows.exists, -torch.inf)
+    own = query.index[:, None] == rows.index
+    similarity.masked_fill_(own, torch.inf)
+    level = similarity.gather(1, position[:, None])
+    nearer = (similarity > level).sum(1)
+    tied_before = ((similarity == level) & (rows.index < rows.index[position][:, None])).sum(1)
+    return 1 + nearer + tied_before
 
 
 @dataclass(frozen=True)
@@ -106,6 +174,25 @@ class EveryRow(Candidates):
 
 
 @dataclass(frozen=True)
+class RowsWithCompanion(Candidates):
+    """C_i = the rows that have a companion."""
+
+    def nearest(self, query: Rows, rows: Rows, k: int, own: Own) -> Int[Tensor, "b k"]:
+        return nearest_vectors(query.embedding, rows.embedding, self._inside(rows), rows.index, k, own)
+
+    def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
+        inside = self._inside(rows)
+        total = torch.where(inside[:, None], rows.embedding, 0).sum(0)
+        return total.expand(len(query), -1), inside.sum().expand(len(query))
+
+    def contains(self, query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
+        return self._inside(rows)[position]
+
+    def _inside(self, rows: Rows) -> Bool[Tensor, " n"]:
+        return rows.exists & rows.has_companion
+
+
+@dataclass(frozen=True)
 class RowsOfLabel(Candidates):
     """C_i = the rows with the label of query i. Each label's rows are looked at by its own queries alone."""
 
@@ -117,7 +204,7 @@ class RowsOfLabel(Candidates):
             member = (rows.exists & (held == label)).nonzero()[:, 0]
             similarity = query.embedding[asking] @ rows.embedding[member].T
             place = top(own[asking].settle(similarity, member), rows.index[member], k)
-            found[asking] = _translate(place, member.expand(len(asking), -1))
+            found[asking] = translate(place, member.expand(len(asking), -1))
         return found
 
     def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
@@ -149,15 +236,18 @@ class ShortList(Candidates):
             position = self.position[part]
             similarity = (rows.embedding[position] @ query.embedding[part][:, :, None])[:, :, 0]
             similarity = own[part].settle(similarity, position).masked_fill(position == UNKNOWN, -torch.inf)
-            found.append(_translate(top(similarity, rows.index[position], k), position))
+            found.append(translate(top(similarity, rows.index[position], k), position))
         return torch.cat(found)
 
     def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
         there = self.position != UNKNOWN
-        return _sum_of(rows.embedding[self.position], there), there.sum(1)
+        return sum_of(rows.embedding[self.position], there), there.sum(1)
 
     def contains(self, query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
         return (self.position == position[:, None]).any(1)
+
+    def agreed(self, query: Rows, agree: Agree) -> Candidates:
+        return ShortList(agree(query, self.position))
 
 
 @dataclass(frozen=True)
@@ -188,6 +278,9 @@ class Relaxed(Candidates):
         for chosen, candidates in self._parts():
             inside[chosen] = candidates.contains(query[chosen], rows, position[chosen])
         return inside
+
+    def agreed(self, query: Rows, agree: Agree) -> Candidates:
+        return Relaxed(self.known, self.constrained.agreed(query[self.known], agree))
 
     def _parts(self) -> list[tuple[Tensor, Candidates]]:
         parts = [(self.known, self.constrained), (~self.known, EveryRow())]
@@ -231,7 +324,7 @@ def _labels(query: Rows, rows: Rows) -> tuple[Int[Tensor, " b"], Int[Tensor, " n
     return query.label, rows.label
 
 
-def _sum_of(embedding: Float[Tensor, "b k d"], there: Bool[Tensor, "b k"]) -> Float[Tensor, "b d"]:
+def sum_of(embedding: Float[Tensor, "b k d"], there: Bool[Tensor, "b k"]) -> Float[Tensor, "b d"]:
     """The sum of what is there; what is not may be NaN, which no product with zero removes."""
     return torch.where(there[:, :, None], embedding, 0).sum(1)
 
@@ -239,6 +332,8 @@ def _sum_of(embedding: Float[Tensor, "b k d"], there: Bool[Tensor, "b k"]) -> Fl
 def top(similarity: Float[Tensor, "b n"], index: Int[Tensor, "*b n"], k: int) -> Int[Tensor, "b k"]:
     """Columns of the k greatest similarities, equal ones by lower index, UNKNOWN for -inf and beyond the last."""
     columns = similarity.shape[1]
+    if not columns:
+        return torch.full((len(similarity), k), UNKNOWN, device=similarity.device)
     value, place = _greatest(similarity, min(k + 1, columns))
     if columns > k:
         # topk chooses among equals as it likes: where a tie crosses the border, sort to know which of them belong.
@@ -278,7 +373,7 @@ def _sorted(similarity: Float[Tensor, "b n"], index: Int[Tensor, "*b n"]) -> Int
     return order.gather(1, similarity.gather(1, order).argsort(dim=1, descending=True, stable=True))
 
 
-def _translate(place: Int[Tensor, "b k"], position: Int[Tensor, "b n"]) -> Int[Tensor, "b k"]:
+def translate(place: Int[Tensor, "b k"], position: Int[Tensor, "b n"]) -> Int[Tensor, "b k"]:
     """From places in each query's own list to positions in the bank."""
     if position.shape[1] == 0:
         return place

@@ -15,6 +15,8 @@ from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hin
 import yaml
 
 from cmsf.errors import BadInput, did_you_mean
+from cmsf.printable import shown
+from cmsf.yaml_files import parse_yaml, read_yaml
 
 Auto = Literal["auto"]
 AUTO: Auto = "auto"
@@ -168,6 +170,12 @@ class Recipe:
         "fp32", "of the network; bf16 and fp16 are mixed, with bank, losses and search in fp32"
     )
 
+    batch_norm: Literal["sync", "shuffle"] = setting(
+        "sync",
+        "with several processes, BatchNorm sees the whole batch; shuffle: each process's share alone, and other shares "
+        "in the target encoder than in the online one (ShuffleBN)",
+    )
+
     # The run
     seed: int = setting(0, "decides weights, order, views and splits", least=0, most=2**32 - 1)
     evaluate_every: int = setting(10, "epochs between k-NN evaluations; 0: at the end alone", least=0)
@@ -178,13 +186,15 @@ class Recipe:
         for name, kind in get_type_hints(type(self)).items():
             _check(name, getattr(self, name), kind)
         if not re.fullmatch(r"\w[\w.+-]*", self.name):
-            raise BadInput(f"a recipe cannot be called {self.name!r}; use letters, digits, dots, dashes and +")
+            raise BadInput(f"a recipe cannot be called {shown(self.name)!r}; use letters, digits, dots, dashes and +")
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
         """This recipe with other values; an unknown name is refused with the nearest one."""
         for name in changes:
             if name not in _kinds():
-                raise BadInput(f"a recipe has no {name!r}; {did_you_mean(name, _kinds(), 'see cmsf recipes NAME')}")
+                raise BadInput(
+                    f"a recipe has no {shown(name)!r}; {did_you_mean(name, _kinds(), 'see cmsf recipes NAME')}"
+                )
         return replace(self, **changes)
 
     def differences(self, other: Recipe) -> list[str]:
@@ -196,18 +206,15 @@ class Recipe:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"cannot read the recipe {path}: {error}") from None
-        return cls.from_yaml(text, str(path))
+        return cls.of(read_yaml(path)[0], str(path))
 
     @classmethod
     def from_yaml(cls, text: str, origin: str) -> Self:
-        try:
-            values = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise BadInput(f"{origin} is no YAML: {' '.join(str(error).split())[:120]}") from None
+        return cls.of(parse_yaml(text, origin)[0], origin)
+
+    @classmethod
+    def of(cls, values: Any, origin: str) -> Self:
+        """The recipe of what a file says."""
         if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
             raise BadInput(f"{origin} is no recipe: it must be a list of `name: value` lines")
         missing = set() if cls is Recipe else cls.__annotations__.keys() - values.keys()
@@ -263,7 +270,7 @@ def _kinds() -> dict[str, Any]:
 def _check(name: str, value: Any, kind: Any) -> None:
     if not any(_is(value, option) for option in _options(kind)):
         wanted = " or ".join(_describe(option) for option in _options(kind))
-        raise BadInput(f"--{name.replace('_', '-')} {value} will not do; it takes {wanted}")
+        raise BadInput(f"--{name.replace('_', '-')} {shown(value)} will not do; it takes {wanted}")
     bounds = next(f.metadata for f in fields(Recipe) if f.name == name)
     if isinstance(value, bool | str):
         return
@@ -272,7 +279,9 @@ def _check(name: str, value: Any, kind: Any) -> None:
     if not ((above is None or value > above) and (least is None or value >= least) and (most is None or value <= most)):
         limits = [f"above {above}" if above is not None else "", f"at least {least}" if least is not None else ""]
         limits.append(f"at most {most}" if most is not None else "")
-        raise BadInput(f"--{name.replace('_', '-')} {value} is out of range; use {', '.join(filter(None, limits))}")
+        raise BadInput(
+            f"--{name.replace('_', '-')} {shown(value)} is out of range; use {', '.join(filter(None, limits))}"
+        )
 
 
 def _options(kind: Any) -> tuple[Any, ...]:

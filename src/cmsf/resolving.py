@@ -10,6 +10,7 @@ from cmsf.assembly import objective_of
 from cmsf.backbones import feature_width, make_backbone
 from cmsf.data import Dataset
 from cmsf.errors import BadInput
+from cmsf.memory import available_memory
 from cmsf.objectives import Objective
 from cmsf.recipe import AUTO, Recipe, Resolved
 
@@ -20,6 +21,8 @@ _PAPERS_CROP, _SWAV_CROP = 0.2, 0.14
 _AUTO_LABELLED, _AUTO_SUPPORT = 64, 640
 """Labelled images beside a batch: FixMatch's and PAWS's on CIFAR-10."""
 _MOST_SUPPORT_CLASSES = 200
+_BYTES, _COPIES = 4, 4
+"""Of a number; and of each weight: online, target, gradient and momentum."""
 
 
 def resolve(recipe: Recipe, data: Dataset, typical_side: int) -> Resolved:
@@ -50,6 +53,8 @@ def resolve(recipe: Recipe, data: Dataset, typical_side: int) -> Resolved:
         )
     least = _SWAV_CROP if recipe.extra_crops else _PAPERS_CROP
     hidden = 2 * width if recipe.projection_hidden == AUTO else recipe.projection_hidden
+    dim = max(2, width // 4) if recipe.projection_dim == AUTO else recipe.projection_dim
+    _check_memory(recipe, width, hidden, dim, bank)
     numbers = {
         "size": size,
         "weak_crop": least if recipe.weak_crop == AUTO else recipe.weak_crop,
@@ -62,10 +67,22 @@ def resolve(recipe: Recipe, data: Dataset, typical_side: int) -> Resolved:
         "batch_size": batch,
         "warmup_epochs": warmup,
         "projection_hidden": hidden,
-        "projection_dim": max(2, width // 4) if recipe.projection_dim == AUTO else recipe.projection_dim,
+        "projection_dim": dim,
         "prediction_hidden": hidden if recipe.prediction_hidden == AUTO else recipe.prediction_hidden,
     }
     return Resolved(**(asdict(recipe) | numbers))
+
+
+def _check_memory(recipe: Recipe, width: int, hidden: int, dim: int, bank: int) -> None:
+    """Refuse heads and a bank that no memory holds, which would cost the whole machine dear."""
+    between = recipe.prediction_hidden if recipe.prediction_hidden != AUTO else hidden
+    weights = width * hidden + max(0, recipe.projection_layers - 2) * hidden**2 + hidden * dim + 2 * dim * between
+    needed, there = _BYTES * (_COPIES * weights + bank * dim), available_memory()
+    if needed > there:
+        raise BadInput(
+            f"heads of --projection-hidden {hidden} and --projection-dim {dim} and a bank of {bank} rows take "
+            f"{needed / 1e9:.0f} GB of memory, and {there / 1e9:.0f} GB are free; use smaller ones"
+        )
 
 
 def view_size(recipe: Recipe, typical_side: int) -> int:

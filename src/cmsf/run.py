@@ -35,7 +35,7 @@ from cmsf.evaluation import (
 from cmsf.evaluation.judged import HeldOut
 from cmsf.evaluation.predicting import score_all
 from cmsf.evaluation.transfer import TRIALS, evaluate_transfer, paper_suite, read_suite, searching
-from cmsf.files import sha256_of
+from cmsf.files import from_home, sha256_of
 from cmsf.recipe import AUTO, Recipe, Resolved
 from cmsf.run_folder import RunFolder
 from cmsf.screen import Screen
@@ -54,7 +54,7 @@ class Run:
     """A finished or unfinished run on the disk."""
 
     def __init__(self, path: str | Path) -> None:
-        self.folder = RunFolder(Path(path).expanduser())
+        self.folder = RunFolder(from_home(path))
         self.recipe = self.folder.recipe()
         self._kept: dict[str, Dataset] | None = None
 
@@ -154,7 +154,7 @@ class Run:
         """Where an evaluation is written: results/knn.json, with the names of other data, lists or a suite added."""
         given = [] if data is None or metric == TRANSFER else [data]
         given += [*options.get("lists", ()), *filter(None, [options.get("suite")])]
-        others = [re.sub(r"[^\w.-]+", "-", Path(one).expanduser().absolute().stem) for one in given]
+        others = [re.sub(r"[^\w.-]+", "-", from_home(one).absolute().stem) for one in given]
         names = filter(None, [metric, *others, of.replace(" ", "-")])
         return self.folder.results / f"{'-'.join(names)}.json"
 
@@ -202,7 +202,7 @@ class Run:
         """The training images that a list names, with the labels it gives them."""
         request = self.folder.request() if data is None else Request.of(data)
         val = None if request.val is None else open_source(request.val)
-        arranged = arrange(open_source(request.data), Recipe(seed=self.recipe.seed), labels=file.expanduser(), val=val)
+        arranged = arrange(open_source(request.data), Recipe(seed=self.recipe.seed), labels=from_home(file), val=val)
         return listed(file, arranged, self.data(data))
 
     def _transfer(
@@ -215,7 +215,7 @@ class Run:
         ray: bool = False,
     ) -> Result:
         say = Screen().say
-        sets = paper_suite(say) if suite is None else read_suite(Path(suite).expanduser())
+        sets = paper_suite(say) if suite is None else read_suite(from_home(suite))
         folder, seed = self.folder.results / "transfer", self.recipe.seed
         search = searching(folder, trials=trials, processes=max(1, workers), seed=seed, storage=storage, ray=ray)
         result = evaluate_transfer(features, sets, search, seed, trials, say)
@@ -273,10 +273,19 @@ def load_images(source: Source, request: Request, recipe: Recipe, size: int, fol
     )
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, local_rank: int = 0) -> torch.device:
+    """The device of a name; of several processes on a machine, each has the CUDA device of its number."""
     if name == "auto":
-        best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        return torch.device(best)
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if name == "cuda" and torch.cuda.is_available():
+        there = torch.cuda.device_count()
+        if local_rank >= there > 1:
+            raise BadInput(
+                f"process {local_rank} of this machine has no device of its own: there are {there}; use fewer"
+            )
+        device = torch.device("cuda", local_rank if there > 1 else 0)  # a launcher may show each process its own alone
+        torch.cuda.set_device(device)
+        return device
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).cpu()

@@ -6,16 +6,14 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from cmsf import checkpoint
@@ -25,11 +23,14 @@ from cmsf.data.labels import Labels
 from cmsf.data.lists import read_columns, write_rows
 from cmsf.data.loading import Seen
 from cmsf.environment import BIT_FOR_BIT, INIT_SHA256
-from cmsf.errors import BadInput
-from cmsf.files import atomically, folder_atomically, write_text
+from cmsf.errors import BadInput, some_of
+from cmsf.files import atomically, check_plain, folder_atomically, read_json, write_text
 from cmsf.precision import Precision
 from cmsf.recipe import Resolved
-from cmsf.weights import StartingWeights, fill, save
+from cmsf.weights import StartingWeights, fill, read_tensors, save
+
+_LISTED: dict[str, Any] = {"path": str, "index": int, "label": str | None, "truth": str | None, "split": str}
+"""The columns of data.parquet."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,11 @@ class RunFolder:
         return self.path / "features"
 
     @property
+    def divergence_file(self) -> Path:
+        """Where and how the numbers of a run ceased to be some; there for a run that stopped so."""
+        return self.path / "diverged.json"
+
+    @property
     def neighbours_picture(self) -> Path:
         return self.path / "neighbours.png"
 
@@ -122,13 +128,11 @@ class RunFolder:
         return Resolved.read(self.recipe_file)
 
     def environment(self) -> dict[str, Any]:
-        try:
-            environment = json.loads(self.environment_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise BadInput(f"cannot read {self.environment_file}: {error}") from None
-        if not isinstance(environment, dict) or not isinstance(environment.get("data"), str):
+        environment = read_json(self.environment_file)
+        known = isinstance(environment, dict) and isinstance(environment.get("data"), str)
+        if not known or not all(isinstance(environment.get(name), str | None) for name in ("labels", "val")):
             raise BadInput(f"{self.environment_file} is not what cmsf train wrote")
-        return environment
+        return dict(environment)
 
     def create(self, recipe: Resolved, environment: dict[str, Any], data: Dataset) -> None:
         """Lay down what is known before training, under another name first: a run folder is never half there."""
@@ -163,7 +167,10 @@ class RunFolder:
         """Splits and paths that were left out; None where all are in, or nothing is known yet."""
         if not self.broken_file.exists():
             return None
+        check_plain(self.broken_file)
         columns = read_columns(self.broken_file)
+        if not {"split", "path"} <= columns.keys():
+            raise BadInput(f"{self.broken_file} is not what cmsf train wrote")
         return set(zip(columns["split"], columns["path"], strict=True))
 
     def check_same_recipe(self, recipe: Resolved, environment: dict[str, Any]) -> list[str]:
@@ -176,7 +183,7 @@ class RunFolder:
             if before.get(name) != environment[name]
         ]
         if differences:
-            shown = "; ".join(differences[:4]) + (f" and {len(differences) - 4} more" if len(differences) > 4 else "")
+            shown = some_of(differences)
             raise BadInput(f"{self.path} already holds another run ({shown}); choose another --out, or remove it")
         return [
             f"{name} was {before.get(name)} and is {environment[name]}"
@@ -195,11 +202,13 @@ class RunFolder:
 
     def images(self) -> list[dict[str, Any]]:
         """What data.parquet says of each image."""
-        try:
-            listed: list[dict[str, Any]] = pq.read_table(self.data_file).to_pylist()
-        except (OSError, pa.ArrowException) as error:
-            raise BadInput(f"cannot read {self.data_file}: {str(error).splitlines()[0]}") from None
-        return listed
+        columns = read_columns(self.data_file)
+        if not columns.keys() >= _LISTED.keys() or not all(
+            isinstance(value, kind) for name, kind in _LISTED.items() for value in columns[name]
+        ):
+            raise BadInput(f"{self.data_file} is not what cmsf train wrote")
+        rows = zip(*(columns[name] for name in _LISTED), strict=True)
+        return [dict(zip(_LISTED, row, strict=True)) for row in rows]
 
     def seen(self) -> Seen:
         """What the run has made of its images."""
@@ -243,9 +252,9 @@ class RunFolder:
                 file.seek(0)
                 holder = file.read().strip() or "unknown"
                 raise BadInput(f"{self.path} is being trained by process {holder}; wait for it, or stop it") from None
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+            with suppress(OSError):  # no room on the disk; the lock holds without a name
+                file.truncate(0)
+                os.write(file.fileno(), str(os.getpid()).encode())
             yield
 
     def save_backbone(self, backbone: nn.Module) -> None:
@@ -261,12 +270,11 @@ class RunFolder:
             raise BadInput(
                 f"{self.path} has no backbone.safetensors yet; give the same cmsf train command again to finish it"
             )
-        try:
-            state = safetensors.torch.load_file(self.backbone_file)
-        except (OSError, SafetensorError) as error:
-            raise BadInput(f"cannot read {self.backbone_file}: {str(error).splitlines()[0]}") from None
-        fill(backbone, state, self.backbone_file)
+        fill(backbone, read_tensors(self.backbone_file), self.backbone_file)
         return backbone.to(device).eval()
+
+    def save_divergence(self, about: dict[str, Any]) -> None:
+        write_text(self.divergence_file, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
     def save_result(self, path: Path, result: dict[str, Any]) -> None:
         path.parent.mkdir(exist_ok=True)

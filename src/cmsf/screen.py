@@ -18,6 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from cmsf.printable import one_line
 from cmsf.progress import terminal_taken
 
 
@@ -30,7 +31,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(text, markup=False, soft_wrap=True)
+            self.console.print(one_line(text), markup=False, emoji=False, soft_wrap=True)
 
     @contextmanager
     def progress(self, total: int, done: int) -> Iterator[None]:

@@ -2,87 +2,134 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
-from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from cmsf import checkpoint
+from cmsf.analysis.collapse import RANK_FLOOR, CollapseWatch, Variety
+from cmsf.analysis.divergence import describe_numbers, say_number
 from cmsf.analysis.gallery import draw_neighbours
 from cmsf.analysis.neighbourhood import Neighbourhood, inspect
 from cmsf.analysis.pseudo_labels import count_guesses
 from cmsf.classifier_folder import ALONG, ClassifierFolder
-from cmsf.data import Dataset, Support, feed
-from cmsf.errors import BadInput
+from cmsf.data import Dataset, Support, Unreadable, feed
+from cmsf.errors import BadInput, Elsewhere
 from cmsf.evaluation import Extractor, can_judge, evaluate_knn
 from cmsf.evaluation.features import clean_views, in_eval_mode
 from cmsf.evaluation.judged import HeldOut
 from cmsf.evaluation.predicting import score_all
+from cmsf.files import FullDisk
 from cmsf.learner import Diverged, Learner
-from cmsf.metrics import EpochTotals, MetricsLog, step_line
-from cmsf.neighbours import search
+from cmsf.metrics import EpochTotals, MetricsLog, SilentLog, step_line
 from cmsf.objectives import SUPPORT, Outcome
+from cmsf.precautions import Precautions
 from cmsf.recipe import Resolved
 from cmsf.rows import Rows
 from cmsf.run_folder import RunFolder
+from cmsf.saving import Saver
 from cmsf.schedule import Schedule
 from cmsf.screen import Screen
+from cmsf.signals import Stopped, caught_signals
 from cmsf.views import Batch
 
+__all__ = ["Stopped", "Training"]
 
-class Stopped(Exception):
-    """A signal ended the run after a checkpoint; the same command goes on from there."""
-
-    def __init__(self, signal_number: int) -> None:
-        super().__init__(signal.Signals(signal_number).name)
-        self.signal_number = signal_number
+T = TypeVar("T")
 
 
 class Training:
     """A learner on its way from its newest checkpoint, or from the start, to its recipe's end."""
 
     def __init__(
-        self, recipe: Resolved, learner: Learner, data: Dataset, folder: RunFolder, screen: Screen, workers: int
+        self,
+        recipe: Resolved,
+        learner: Learner,
+        data: Dataset,
+        folder: RunFolder,
+        screen: Screen,
+        workers: int,
+        precautions: Precautions = Precautions(),
     ) -> None:
         self.recipe, self.learner, self.data, self.folder, self.screen = recipe, learner, data, folder, screen
-        self.workers = workers
+        self.workers, self.precautions, self.world = workers, precautions, learner.world
         self.device = learner.bank.index.device
         self.truth = data.train.truth.to(self.device)
         self.true_label = data.as_label(data.train.truth).to(self.device)
         self.steps_per_epoch = len(data.train) // recipe.batch_size  # the last incomplete batch is dropped
         self.schedule = Schedule(recipe, self.steps_per_epoch)
         self.step, self.totals, metrics_length = 0, EpochTotals(), 0
-        newest = checkpoint.newest(folder.checkpoints)
-        if newest is not None:
-            progress = checkpoint.load(newest, learner, self.device)
-            self.step, self.totals = progress["step"], EpochTotals(**progress["totals"])
-            metrics_length = progress["metrics_length"]
+        self.watch = CollapseWatch(0.0 if learner.objective.learns_from_labels else RANK_FLOOR)
+        self.seen_last = torch.empty(0, dtype=torch.int64)  # the images of the last batch
+        self.saver = Saver(folder.checkpoints, recipe, learner)
+        progress = self.world.agreed(lambda: self.saver.go_back(screen.say))
+        if progress is not None:
+            metrics_length = self._go_on_from(progress)
             screen.say(f"going on from step {self.step} of {self.schedule.total}")
-        self.log = MetricsLog(folder.metrics_file, folder.tensorboard, metrics_length, self.step)
+        self.world.check_same(self.step, "a checkpoint of step")
+        self.kept = self.step  # where the same command would go on
+        self.log: MetricsLog | SilentLog = SilentLog()
+        if self.world.leads:
+            self.log = MetricsLog(folder.metrics_file, folder.tensorboard, metrics_length, self.step, screen.say)
         self.since_log = self.since_epoch = _Pace(self.step)
+        self.saved_at = time.monotonic()
+
+    def _go_on_from(self, progress: dict[str, Any]) -> int:
+        """Take up what was saved beside the learner; returns how long the log was."""
+        try:
+            self.totals = EpochTotals.of(progress["totals"])
+            self.watch.go_on(progress["watch"])
+            step, length = progress["step"], progress["metrics_length"]
+            if type(length) is not int or length < 0 or not 0 < step <= self.schedule.total:
+                raise ValueError(f"step {step} is none of {self.schedule.total}")
+        except (ValueError, KeyError) as error:
+            newest = self.saver.newest
+            name = "a checkpoint" if newest is None else newest.path
+            raise BadInput(f"{name} is damaged ({error}); remove it to go on from the one before") from None
+        self.step = step
+        return length
 
     def run(self) -> None:
-        with self.log, self.screen.progress(self.schedule.total, self.step), _caught_signals() as caught:
+        with self.log, self.screen.progress(self.schedule.total, self.step), caught_signals() as caught, self.saver:
             try:
                 self._go_on(caught)
+                with self._room_or_none():
+                    self.world.agreed(self.saver.wait)
+                self.world.agreed(self.log.synced_length)
+            except Elsewhere as error:
+                if not isinstance(error, FullDisk):
+                    self._save_and_wait()
+                raise
             except Diverged as error:
-                raise BadInput(self._how_to_mend(error)) from None
-            except BadInput as error:  # an image that cannot be read, at the first time it is asked for
-                self._save()
-                raise BadInput(
-                    f"{error}, in another --out; once it is mended, the same command goes on from step {self.step}"
-                ) from None
+                message = self._how_to_mend(error)
+                raise BadInput(message) if self.world.leads else Elsewhere(message) from None
+            except FullDisk as error:
+                raise FullDisk(f"{error}, and {self._resumes()}") from None
+            except BadInput as error:  # such as an image that cannot be read, at the first time it is asked for
+                self._save_and_wait()
+                elsewhere = ", in another --out; once it is mended" if isinstance(error, Unreadable) else ""
+                raise BadInput(f"{error}{elsewhere}, {self._resumes()}") from None
+        try:
+            self.world.agreed(self._finish)
+        except Elsewhere:
+            raise
+        except FullDisk as error:
+            raise FullDisk(f"{error}, and {self._resumes()}") from None
+
+    def _finish(self) -> None:
+        """What is left when all is learned, which the first process does."""
+        if not self.world.leads:
+            return
         self.folder.save_backbone(self.backbone)
         self._save_classifier()
+        self.folder.divergence_file.unlink(missing_ok=True)  # it went better this time
         picture = self.folder.neighbours_picture
         draw_neighbours(
             self.backbone, self.data, self.recipe.size, self.device, picture, self.recipe.seed, self.workers
@@ -95,34 +142,111 @@ class Training:
         for batch, support in self._batches():
             self._learn(batch, support)
             done, position = divmod(self.step, self.steps_per_epoch)
-            due = False
+            signal_number = caught[0] if caught else 0
+            stopped, due, failed = self.world.largest(signal_number, self._minutes_are_over(), self.saver.failed)
+            if stopped:  # before an evaluation, which would take its time, and is made up for
+                raise Stopped(stopped, saved=self._save_and_wait())
             if position == 0:
                 self._check_finite()  # before anybody takes features of such a network
                 self._end_epoch(done)
-                due = done % self.recipe.checkpoint_every == 0 or done == self.recipe.epochs
-            if due or caught:
-                self._save()
-            if caught:
-                raise Stopped(caught[0])
+                due = due or done % self.recipe.checkpoint_every == 0 or done == self.recipe.epochs
+            if failed:
+                with self._room_or_none():
+                    self.world.agreed(self.saver.wait)
+            if due:
+                with self._room_or_none():
+                    self._save()
 
-    def _how_to_mend(self, error: Diverged) -> str:
-        kept = checkpoint.newest(self.folder.checkpoints)
-        left = "there is no checkpoint yet" if kept is None else f"the checkpoint before it, {kept.name}, is kept"
-        mixed = " or --precision fp32" if self.recipe.precision in ("fp16", "bf16") else ""
-        return (
-            f"{error} after step {self.step} of {self.schedule.total}; {left}; train with a lower --lr than "
-            f"{self.recipe.lr:g}{mixed}, in another --out"
-        )
+    def _minutes_are_over(self) -> bool:
+        """Whether the last checkpoint is so long ago that it is time for one in the middle of an epoch."""
+        minutes = self.precautions.checkpoint_minutes
+        return minutes > 0 and time.monotonic() - self.saved_at >= 60 * minutes
 
     def _check_finite(self) -> None:
-        if not self.learner.encoders.finite():
+        (broken,) = self.world.largest(not self.learner.encoders.finite())
+        if broken:
             raise Diverged("the weights are no numbers")
 
     def _save(self) -> None:
+        """A checkpoint, written while training goes on; FullDisk if the one before it found no room."""
         self._check_finite()
-        length, totals = self.log.synced_length(), self.totals.plain()
-        progress = {"step": self.step, "metrics_length": length, "totals": totals}
-        checkpoint.save(self.folder.checkpoints, self.learner, progress)
+        self.saved_at = time.monotonic()
+        length = self.world.agreed(self._settled_length)
+        progress = {
+            "step": self.step,
+            "metrics_length": length,
+            "totals": self.totals.plain(),
+            "watch": self.watch.plain(),
+        }
+        self.saver.save(self.step, progress, whole=self.step % self.steps_per_epoch == 0)
+
+    def _settled_length(self) -> int:
+        """How long the log is, once the checkpoint before this one is written."""
+        self.saver.wait()
+        return self.log.synced_length()
+
+    def _save_and_wait(self) -> bool:
+        """A checkpoint before the end, which comes anyway; whether there was room for it."""
+        self._settle()
+        try:
+            self._save()
+        except FullDisk as error:
+            self.screen.say(str(error))
+        self._settle()
+        return self.kept == self.step
+
+    def _settle(self) -> None:
+        """Before the end, which comes anyway: what is being written is written, or it is said that it is not."""
+        try:
+            self.world.agreed(self.saver.wait)
+        except FullDisk as error:
+            self.screen.say(str(error))
+        (self.kept,) = self.world.largest(self.saver.step)
+
+    @contextmanager
+    def _room_or_none(self) -> Iterator[None]:
+        """What is written in here may find the disk full: then the run stops, or goes on without, as it was told."""
+        try:
+            yield
+        except FullDisk as error:
+            if self.precautions.on_full_disk == "stop":
+                raise
+            self.screen.say(f"{error}; going on (--on-full-disk), and {self._resumes()}")
+
+    def _resumes(self) -> str:
+        return f"the same command goes on from step {max(self.kept, self.saver.step)}"
+
+    def _how_to_mend(self, error: Diverged) -> str:
+        self._settle()
+        kept = self.saver.newest
+        left = "there is no checkpoint yet" if kept is None else f"the checkpoint before it, {kept.path.name}, is kept"
+        mixed = " or --precision fp32" if self.recipe.precision in ("fp16", "bf16") else ""
+        remedy = f"train with a lower --lr than {self.recipe.lr:g}{mixed}, in another --out"
+        about = self._describe_divergence(error, remedy)
+        try:
+            if self.world.leads:
+                self.folder.save_divergence(about)
+            more = f"; {self.folder.divergence_file} says more"
+        except FullDisk:
+            more = ""
+        return f"{error} after step {self.step} of {self.schedule.total}; {left}; {remedy}{more}"
+
+    def _describe_divergence(self, error: Diverged, remedy: str) -> dict[str, Any]:
+        """Where it was, what it had just seen, and which of its numbers are none."""
+        index = self.world.gather(self.seen_last).tolist()
+        return {
+            "what": str(error),
+            "after step": self.step,
+            "of steps": self.schedule.total,
+            "epoch": self.step // self.steps_per_epoch,
+            "losses": {name: say_number(loss) for name, loss in error.losses.items()},
+            "lr": self.learner.optimiser.param_groups[0]["lr"],
+            "precision": self.recipe.precision,
+            "loss scale": self.learner.scaler.get_scale() if self.learner.scaler.is_enabled() else None,
+            **describe_numbers(self.learner.encoders.state_dict()),
+            "batch": {"index": index, "path": [self.data.train.paths[i] for i in index]},
+            "what to do": remedy,
+        }
 
     @property
     def backbone(self) -> nn.Module:
@@ -132,36 +256,51 @@ class Training:
         """What is left to learn from: the images of every step, and labelled ones beside them where it wants some."""
         crops = self.learner.crops
         support = crops.pop(SUPPORT, None)
-        read = partial(feed, self.data.train, seed=self.recipe.seed, device=self.device, workers=self.workers)
+        machine = partial(feed, device=self.device, workers=self.workers, say=self.screen.say)
+        read = partial(machine, self.data.train, seed=self.recipe.seed)
         batches = read(self._plan(), crops)
         if support is None:
-            return zip(batches, repeat(None), strict=False)
-        return zip(batches, read(self._support_plan(), {SUPPORT: support}), strict=True)
+            return self._in_step(zip(batches, repeat(None), strict=False))
+        return self._in_step(zip(batches, read(self._support_plan(), {SUPPORT: support}), strict=True))
+
+    def _in_step(self, batches: Iterator[T]) -> Iterator[T]:
+        """The same batches; what one process cannot read stops all of them at the same step."""
+        while self.step < self.schedule.total:
+            yield self.world.agreed(lambda: next(batches))
 
     def _support_plan(self) -> Iterator[tuple[int, Int[Tensor, " s"]]]:
         """The labelled images of every step from here on; the step stands for the epoch, so no view comes twice."""
         recipe = self.recipe
         support = Support(self.data.train.label, recipe.support_classes, recipe.support_images, recipe.seed)
-        return ((step, support(step)) for step in range(self.step, self.schedule.total))
+        least = len(support(0))
+        if least < self.world.size:
+            raise BadInput(
+                f"{least} labelled images beside a batch are less than {self.world.size} processes; use fewer"
+            )
+        chosen = ((step, support(step)) for step in range(self.step, self.schedule.total))
+        return ((step, index[self.world.part(len(index))]) for step, index in chosen)
 
     def _plan(self) -> Iterator[tuple[int, Int[Tensor, " b"]]]:
-        """The epoch and the images of every step from here on."""
+        """The epoch and the images of every step from here on, as far as they are this process's share."""
         size, epoch, order = self.recipe.batch_size, -1, None
         for step in range(self.step, self.schedule.total):
             now, position = divmod(step, self.steps_per_epoch)
             if order is None or now != epoch:
                 epoch, order = now, self.data.train.order(self.recipe.seed, now)
-            yield epoch, order[position * size : (position + 1) * size]
+            yield epoch, order[position * size : (position + 1) * size][self.world.part(size)]
 
     def _learn(self, batch: Batch, support: Batch | None) -> None:
         """One step, and its line in the log where one is due."""
         epoch, position = divmod(self.step, self.steps_per_epoch)
         # Before the step that needs it, and not after the one that is done: so a resumed run does it too.
         if self.step and position in (0, self.steps_per_epoch // 2):
+            if self.learner.shuffles:  # each process has statistics of its own, of which the first one's count
+                self.world.follow_first(self.learner.encoders)
             self.learner.knowledge.refresh(self._embed_clean)
         lr, momentum = self.schedule.lr(self.step), self.schedule.target_momentum(self.step)
         for group in self.learner.optimiser.param_groups:
             group["lr"] = lr
+        self.seen_last = batch.index
         query, outcome = self.learner.step(batch, momentum, support)
         self.totals.add(outcome)
         guess = outcome.guess or self.learner.knowledge.guess
@@ -169,23 +308,37 @@ class Training:
             self.totals.add_guesses(count_guesses(guess, self.true_label))
         self.step += 1
         if self.step % self.recipe.log_every == 0 or position == self.steps_per_epoch - 1:
-            seen = self._look(query, outcome)
-            self.totals.add_seen(seen, query)
-            line = step_line(epoch, outcome, seen, query) | {"lr": lr, "target_momentum": momentum}
+            seen, variety = self._look(query, outcome), Variety.of(query.embedding)
+            self.totals.add_seen(seen, variety)
+            line = step_line(epoch, outcome, seen, variety) | {"lr": lr, "target_momentum": momentum}
             line["images_per_second"] = self.since_log.images_per_second(self.step, self.recipe.batch_size)
-            self.log.write("step", self.step, line)
+            with self._room_or_none():
+                self.world.agreed(lambda: self.log.write("step", self.step, line))
             self.screen.step(self.step, line)
             self.since_log = _Pace(self.step)
+            if epoch > 0:  # a network may start with embeddings that are all alike
+                self._heed_collapse(self.watch.look(variety))
+
+    def _heed_collapse(self, message: str | None) -> None:
+        if message is not None and self.precautions.on_collapse == "stop":
+            raise BadInput(
+                f"{message} after step {self.step} of {self.schedule.total}; train with a lower --lr or "
+                "--weight-decay, in another --out; with --on-collapse warn"
+            )
+        if message is not None:
+            self.watch.said = True
+            self.screen.say(
+                f"WARNING: {message}: what is learned from here on is worth little (--on-collapse stop stops)"
+            )
 
     def _look(self, query: Rows, outcome: Outcome) -> Neighbourhood | None:
         """Purity and ranks of the neighbours that the objective chooses, or could; None where it has no bank."""
-        watched, rows, neighbours = self.learner.objective.watched, self.learner.bank.rows(), outcome.neighbours
+        watched, bank, neighbours = self.learner.objective.watched, self.learner.bank, outcome.neighbours
         if watched is None:
             return None
         if neighbours is None:
-            candidates = watched.constraint(query, rows)
-            neighbours = search(query, rows, candidates, watched.k, watched.include_query)
-        seen = inspect(query, rows, watched.constraint, neighbours, self.truth, watched.include_query)
+            neighbours = bank.find(query, watched.constraint, watched.k, watched.include_query)
+        seen = inspect(query, bank, watched.constraint, neighbours, self.truth, watched.include_query)
         return replace(seen, chosen=self.learner.objective.chooses)
 
     def _embed_clean(self, index: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
@@ -194,7 +347,16 @@ class Training:
         assert encoders.target is not None
         with in_eval_mode(encoders.target):
             views = clean_views(images, self.recipe.size, self.device, self.workers)
-            return torch.cat([encoders.embed(some).embedding for some in views])
+            return self.world.agreed(lambda: torch.cat([encoders.embed(some).embedding for some in views]))
+
+    def _judge(self) -> dict[str, float]:
+        """k-NN, and the classifier that is trained along, by the first process; the others wait for it."""
+        if not self.world.leads:
+            return {}
+        features = Extractor(self.backbone, self.recipe.size, self.device, self.workers)
+        figures = evaluate_knn(features, self.data).accuracy | self._judge_classifier(features)
+        groups = {"classifier_groups": len(self.data.label_names)} if self.data.groups else {}
+        return figures | (groups if "classifier" in figures else {})
 
     def _judge_classifier(self, like: Extractor) -> dict[str, float]:
         """How often the classifier that is trained along is right on test images; nothing where there is none."""
@@ -220,11 +382,9 @@ class Training:
             line["pseudo_cost"] = self.since_epoch.share(self.learner.knowledge.seconds)
         every = self.recipe.evaluate_every
         if can_judge(self.data) and (done == self.recipe.epochs or (every and done % every == 0)):
-            features = Extractor(self.backbone, self.recipe.size, self.device, self.workers)
-            line |= evaluate_knn(features, self.data).accuracy | self._judge_classifier(features)
-            if self.data.groups and "classifier" in line:
-                line["classifier_groups"] = len(self.data.label_names)
-        self.log.write("epoch", self.step, line)
+            line |= self.world.agreed(self._judge)
+        with self._room_or_none():
+            self.world.agreed(lambda: self.log.write("epoch", self.step, line))
         self.screen.epoch(line)
         self.totals = EpochTotals()
         self.since_log = self.since_epoch = _Pace(self.step)
@@ -247,26 +407,3 @@ class _Pace:
     @property
     def _seconds(self) -> float:
         return max(time.monotonic() - self.start, 1e-9)
-
-
-@contextmanager
-def _caught_signals() -> Iterator[list[int]]:
-    """SIGINT and SIGTERM wait here until the step is done; a second one ends the process at once."""
-    caught: list[int] = []
-    previous: dict[signal.Signals, Any] = {}
-
-    def catch(signal_number: int, frame: FrameType | None) -> None:
-        caught.append(signal_number)
-        for each, handler in previous.items():
-            signal.signal(each, handler)
-
-    for each in (signal.SIGINT, signal.SIGTERM):
-        try:
-            previous[each] = signal.signal(each, catch)
-        except ValueError:  # not in the main thread: whoever owns the process handles its signals
-            break
-    try:
-        yield caught
-    finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import tarfile
+import warnings
+import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,18 +16,20 @@ from typing import Any
 import safetensors.torch
 import timm
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from cmsf.backbones import SMALL_RESIDUAL, create
 from cmsf.errors import BadInput, did_you_mean
-from cmsf.files import atomically
+from cmsf.files import atomically, check_plain
+from cmsf.printable import clipped, printable
 from cmsf.views import IMAGENET_DEVIATION, IMAGENET_MEAN
 
 _FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar")
 _NESTED = ("state_dict", "model", "backbone")
 _PARALLEL = "module."
 _COUNTER = "num_batches_tracked"
+_SMALL = 1 << 20
+_ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 _SHOWN, _SHOWN_OF_USERS = 2, 4
 """So many names of each kind are in the message of a mismatch, which is a line; more where a user has to find out."""
 
@@ -76,7 +82,7 @@ def fill(module: nn.Module, state: Mapping[str, Any], origin: str | Path, remedy
     own = module.state_dict()
     kinds = {
         "missing": [name for name in own if name not in state],
-        "too many": [str(name) for name in state if name not in own],
+        "too many": [_name(name) for name in state if name not in own],
         "of another shape": [
             f"{name} {tuple(value.shape)} instead of {tuple(own[name].shape)}"
             for name, value in state.items()
@@ -88,7 +94,20 @@ def fill(module: nn.Module, state: Mapping[str, Any], origin: str | Path, remedy
     if wrong:
         message = f"{origin} is of another architecture than the recipe: {'; '.join(wrong)}"
         raise BadInput(f"{message}; {remedy}" if remedy else message)
+    tensors = {name: value for name, value in state.items() if isinstance(own[name], Tensor)}
+    odd = [name for name, value in tensors.items() if not _is_plain(value) or value.is_complex()]
+    if odd:
+        raise BadInput(f"{origin} is truncated or damaged: {odd[0]} holds no real numbers")
     module.load_state_dict(state)
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """Tensors by name, of a .safetensors file that somebody else may have written; or BadInput."""
+    check_plain(file)
+    try:
+        return safetensors.torch.load_file(file)
+    except Exception as error:  # what a damaged or hostile file raises is anybody's guess
+        raise BadInput(f"cannot read {file}: {_why(error)}") from None
 
 
 def save(module: nn.Module, file: Path) -> None:
@@ -96,9 +115,13 @@ def save(module: nn.Module, file: Path) -> None:
     tensors = {name: value.contiguous().cpu() for name, value in module.state_dict().items()}
     try:
         with atomically(file) as temporary:
-            safetensors.torch.save_file(tensors, temporary)
-    except (OSError, SafetensorError) as error:
-        raise BadInput(f"cannot write {file}: {error}; make room, and give the same command again") from None
+            temporary.write_bytes(safetensors.torch.save(tensors))  # its own writer does not say why it fails
+    except OSError as error:
+        raise BadInput(f"cannot write {file}: {error.strerror}") from None
+
+
+def _name(name: object) -> str:
+    return clipped(str(name)[:200], 60)
 
 
 def _some(names: list[str], shown: int) -> str:
@@ -148,14 +171,35 @@ def _of_path(path: Path) -> dict[str, Tensor]:
                 f"--init {path} is no finished run: it has no backbone.safetensors; finish it, or give a file"
             )
         path = path / "backbone.safetensors"
+    check_plain(path)
     try:
         if path.suffix == ".safetensors":
             state: Any = safetensors.torch.load_file(path)
         else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            _check_archive(path)
+            with warnings.catch_warnings():  # of pickles that are none, on their way to being refused
+                warnings.simplefilter("ignore")
+                state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # what a damaged or hostile file raises is anybody's guess
         raise BadInput(f"cannot read --init {path}: {_why(error)}; give a .safetensors or a plain state dict") from None
     return _plain(state, path)
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse what torch would unpack to the disk, or blow up in memory, before it finds out what it is."""
+    with path.open("rb") as file:
+        head = file.read(tarfile.BLOCKSIZE)
+    if head.startswith(_ZIP):
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(item.file_size for item in archive.infolist())
+        if unpacked > 2 * path.stat().st_size + _SMALL:  # torch itself does not compress
+            raise ValueError(f"its {path.stat().st_size:,} bytes would become {unpacked:,}")
+        return
+    if not head.startswith(_PICKLE):
+        raise ValueError("it is not what torch writes")
+    with suppress(tarfile.HeaderError):
+        tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
+        raise ValueError("it is a tar archive")
 
 
 def _why(error: Exception) -> str:
@@ -163,7 +207,7 @@ def _why(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     if any("weights_only" in line or "Weights only" in line for line in lines):
         return "it is damaged, or holds more than tensors"
-    return (lines or [type(error).__name__])[0][:120]
+    return printable((lines or [type(error).__name__])[0][:120])
 
 
 def _plain(state: Any, path: Path) -> dict[str, Tensor]:
@@ -175,16 +219,16 @@ def _plain(state: Any, path: Path) -> dict[str, Tensor]:
     for name, value in state.items():
         if not isinstance(name, str) or not _is_plain(value):
             kind = type(value).__name__
-            raise BadInput(
-                f"--init {path} is no state dict: {str(name)[:60]!r} is of type {kind}; save tensors by name"
-            )
+            raise BadInput(f"--init {path} is no state dict: {_name(name)!r} is of type {kind}; save tensors by name")
     parallel = all(name.startswith(_PARALLEL) for name in state)
     return {name.removeprefix(_PARALLEL) if parallel else name: value.detach() for name, value in state.items()}
 
 
 def _is_plain(value: Any) -> bool:
-    """A tensor with numbers in it, one after the other."""
-    return isinstance(value, Tensor) and value.layout is torch.strided and not (value.is_meta or value.is_quantized)
+    """A tensor with numbers in it, one after the other, each of which is there."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_meta or value.is_quantized:
+        return False
+    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 def _without_head(tensors: dict[str, Tensor], backbone: str, size: int) -> dict[str, Tensor]:

@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cmsf.bank import MemoryBank
 from cmsf.constraints import Constraint, Unconstrained
-from cmsf.neighbours import Neighbours, search
+from cmsf.neighbours import Neighbours
 from cmsf.rows import UNKNOWN, Rows
 
 HISTOGRAM_TO = 100
@@ -36,7 +37,7 @@ class Neighbourhood:
 @torch.no_grad()
 def inspect(
     query: Rows,
-    rows: Rows,
+    bank: MemoryBank,
     constraint: Constraint,
     neighbours: Neighbours,
     truth: Int[Tensor, " n"],
@@ -46,20 +47,27 @@ def inspect(
     row = neighbours.row
     if row is None:  # S_i is all of C_i, and nobody has listed it yet
         largest = max(1, int(neighbours.count.max()))
-        row = search(query, rows, constraint(query, rows), largest, include_query).row
+        row = bank.find(query, constraint, largest, include_query).row
     assert row is not None
-    everywhere = search(query, rows, Unconstrained()(query, rows), row.shape[1], include_query).row
+    everywhere = bank.find(query, Unconstrained(), row.shape[1], include_query).row
     assert everywhere is not None
     everywhere = everywhere.masked_fill(row == UNKNOWN, UNKNOWN)
     return Neighbourhood(
-        purity(query, rows, everywhere, truth), purity(query, rows, row, truth), _rank_of_last(query, rows, row)
+        purity(query, bank.index, everywhere, truth),
+        purity(query, bank.index, row, truth),
+        _rank_of_last(query, bank, row),
     )
 
 
-def purity(query: Rows, rows: Rows, row: Int[Tensor, "b k"], truth: Int[Tensor, " n"]) -> Float[Tensor, " b"]:
-    """The share of S_i that has the query's true class, itself left out; NaN where no class is known."""
+def purity(
+    query: Rows, index: Int[Tensor, " m"], row: Int[Tensor, "b k"], truth: Int[Tensor, " n"]
+) -> Float[Tensor, " b"]:
+    """The share of S_i that has the query's true class, itself left out; NaN where no class is known.
+
+    index: of the image of every row that `row` may point to.
+    """
     truth = truth.to(row.device)
-    image = torch.where(row == UNKNOWN, UNKNOWN, rows.index[row])
+    image = torch.where(row == UNKNOWN, UNKNOWN, index[row])
     others = (image != UNKNOWN) & (image != query.index[:, None])
     theirs, mine = truth[image], truth[query.index][:, None]
     counted = others & (theirs != UNKNOWN) & (mine != UNKNOWN)
@@ -67,29 +75,13 @@ def purity(query: Rows, rows: Rows, row: Int[Tensor, "b k"], truth: Int[Tensor, 
     return (alike.sum(1).cpu() / counted.sum(1).cpu()).double()
 
 
-def rank(query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
-    """The place of a row in the whole bank by nearness to its query, counted from 1 = the query itself."""
-    similarity = (query.embedding @ rows.embedding.T).masked_fill_(~rows.exists, -torch.inf)
-    own = query.index[:, None] == rows.index
-    similarity.masked_fill_(own, torch.inf)
-    level = similarity.gather(1, position[:, None])
-    nearer = (similarity > level).sum(1)
-    tied_before = ((similarity == level) & (rows.index < rows.index[position][:, None])).sum(1)
-    return 1 + nearer + tied_before
-
-
 def histogram(ranks: Int[Tensor, " q"]) -> list[int]:
     """How many neighbours have rank 1, 2, … to 100; farther ones are not shown."""
     return [int(count) for count in torch.bincount(ranks.clamp_max(HISTOGRAM_TO + 1), minlength=HISTOGRAM_TO + 2)[1:-1]]
 
 
-def spread(embedding: Float[Tensor, "n d"]) -> float:
-    """1 for embeddings all over the sphere, 0 where all are the same: the sign of a collapse."""
-    return float(embedding.cpu().double().var(0, unbiased=False).sum().sqrt())
-
-
-def _rank_of_last(query: Rows, rows: Rows, row: Int[Tensor, "b k"]) -> Int[Tensor, " q"]:
+def _rank_of_last(query: Rows, bank: MemoryBank, row: Int[Tensor, "b k"]) -> Int[Tensor, " q"]:
     count = (row != UNKNOWN).sum(1)
     some = count > 0
     last = row[some].gather(1, (count[some] - 1)[:, None])[:, 0]
-    return rank(query[some], rows, last).cpu()
+    return bank.rank(query[some], last).cpu()

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cmsf.files import atomically
+from cmsf.printable import printable
 from cmsf.views import cut
 
 THUMBNAIL = 96
@@ -81,6 +82,8 @@ def fonts() -> list[str]:
 
 
 def shortened(name: str) -> str:
+    """A name for a picture: in one line, and visible."""
+    name = printable(name[: _LONGEST_NAME + 1])
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 

@@ -6,12 +6,14 @@ import argparse
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 
 from cmsf import __version__
 from cmsf.cli import data, evaluate, finetune, labels, predict, recipes, train
 from cmsf.cli.parser import Parser
-from cmsf.errors import BadInput, did_you_mean
+from cmsf.errors import BadInput, Elsewhere, did_you_mean
+from cmsf.printable import one_line
 
 _COMMANDS = {
     "train": train,
@@ -23,12 +25,24 @@ _COMMANDS = {
     "recipes": recipes,
 }
 
+_KNOWN_WARNINGS = (("", r"PIL\."), ("Detected pickle protocol", ""))
+"""What libraries say of a damaged file, in lines of their own, before it is refused in ours."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    return reported(lambda: run_command(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def reported(command: Callable[[], int]) -> int:
+    """The exit code of a command; what a user can mend is said in a line."""
     try:
-        return _run(list(sys.argv[1:] if arguments is None else arguments))
+        with warnings.catch_warnings():
+            for message, module in _KNOWN_WARNINGS:
+                warnings.filterwarnings("ignore", message, module=module)
+            return command()
     except BadInput as error:
-        print(f"cmsf: {error}", file=sys.stderr)
+        if not isinstance(error, Elsewhere):
+            print(f"cmsf: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("cmsf: interrupted", file=sys.stderr)
@@ -38,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
 
 
-def _run(arguments: list[str]) -> int:
+def run_command(arguments: list[str]) -> int:
     parser = Parser(prog="cmsf", description="Representation learning by constrained mean shift.")
     parser.add_argument("--version", action="version", version=f"cmsf {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
+
+from cmsf.printable import clipped, one_line, printable
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -17,6 +19,10 @@ _LATEX = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
 } | {one: f"\\{one}" for one in "%&#_{}$"}
+
+
+_MARKDOWN = {"<": "&lt;", ">": "&gt;", "&": "&amp;"} | {one: f"\\{one}" for one in "\\|`[]$"}
+_LONGEST_NAME = 100
 
 
 @dataclass
@@ -40,8 +46,8 @@ class Comparison:
     def markdown(self) -> str:
         header, *rows = self._cells()
         rule = ["---", *["---:" for _ in header[1:]]]
-        lines = [[cell.replace("|", "\\|") for cell in line] for line in (header, rule, *rows)]
-        return "\n".join([self.title, "", *("| " + " | ".join(line) + " |" for line in lines)])
+        lines = [list(map(_in_markdown, header)), rule, *(list(map(_in_markdown, row)) for row in rows)]
+        return "\n".join([_in_markdown(one_line(self.title)), "", *("| " + " | ".join(line) + " |" for line in lines)])
 
     def latex(self) -> str:
         header, *rows = ([_in_latex(cell) for cell in line] for line in self._cells())
@@ -49,7 +55,7 @@ class Comparison:
         columns = "l" + "r" * (len(header) - 1)
         return "\n".join(
             [
-                f"% {self.title}; needs \\usepackage{{booktabs}}",
+                f"% {one_line(self.title)}; needs \\usepackage{{booktabs}}",
                 rf"\begin{{tabular}}{{{columns}}}",
                 r"\toprule",
                 lines[0],
@@ -71,11 +77,11 @@ class Comparison:
 
     def _table(self, cells: list[list[str]]) -> Table:
         header, *rows = cells
-        table = Table(title=self.title, title_justify="left")
-        for number, column in enumerate(header):
-            table.add_column(escape(column), justify="right" if number else "left")
+        table = Table(title=Text(one_line(self.title)), title_justify="left")
+        for number, column in enumerate(header):  # as text, for a name may look like markup
+            table.add_column(Text(column), justify="right" if number else "left")
         for row in rows:
-            table.add_row(*map(escape, row))
+            table.add_row(*map(Text, row))
         return table
 
     def caption(self, judged_on: str) -> None:
@@ -95,9 +101,13 @@ class Comparison:
         columns = list(dict.fromkeys(column for measures in self.rows.values() for column in measures))
         header = ["", *(column.replace("-nn", "-NN") + self._mark(column) for column in columns)]
         return [
-            header,
-            *([name, *(_cell(found.get(column)) for column in columns)] for name, found in self.rows.items()),
+            [_name(column) for column in header],
+            *([_name(name), *(_cell(found.get(column)) for column in columns)] for name, found in self.rows.items()),
         ]
+
+
+def _name(name: str) -> str:
+    return clipped(printable(name), _LONGEST_NAME)
 
 
 def _cell(measures: dict[str, Any] | None) -> str:
@@ -107,5 +117,10 @@ def _cell(measures: dict[str, Any] | None) -> str:
     return f"{quoted['value']:.2f} ± {(quoted['high'] - quoted['low']) / 2:.1f}"
 
 
+def _in_markdown(text: str) -> str:
+    return "".join(_MARKDOWN.get(letter, letter) for letter in text)
+
+
 def _in_latex(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in text)
+    guard = "{}" if text.startswith(("[", "*")) else ""  # which would belong to the \\\\ of the line above
+    return guard + "".join(_LATEX.get(letter, letter) for letter in text)

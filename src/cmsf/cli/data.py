@@ -6,12 +6,13 @@ import argparse
 import os
 import sys
 from collections import Counter
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from cmsf.cli.parser import SOURCE, Parser, say_paths
+from cmsf.cli.parser import SOURCE, Parser, say, say_paths
 from cmsf.errors import BadInput
+from cmsf.files import from_home
+from cmsf.printable import clipped
 
 if TYPE_CHECKING:
     from cmsf.data import Source
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _CLASSES_SHOWN = 10
 _SHOWN = 3
+_LONGEST = 100
 
 
 def add_parser(commands: Any) -> Parser:
@@ -45,12 +47,12 @@ def _data(chosen: argparse.Namespace) -> int:
     from cmsf.data.survey import survey
 
     source = open_source(chosen.source)
-    out = Path(chosen.out or f"{source.name}-contact-sheet.png").expanduser()
+    out = from_home(chosen.out or f"{source.name}-contact-sheet.png")
     if not os.path.isdir(out.absolute().parent):  # which takes a path of any length
         raise BadInput(f"there is no folder {out.parent} to put the contact sheet into; make it, or give another --out")
     found = survey(source)
     for line in (*_counts(source), *_sizes(found), *_faults(found), *source.notes):
-        print(line)
+        say(line)
     if not found.images:
         print("cmsf: none of the images can be read", file=sys.stderr)
         return 2
@@ -74,7 +76,7 @@ def _counts(source: Source) -> list[str]:
         if name != "train":  # its classes are the same, or should be
             continue
         largest = counts.most_common(_CLASSES_SHOWN)
-        lines += [f"         {count:7,}  {kind}" for kind, count in largest]
+        lines += [f"         {count:7,}  {clipped(kind, _LONGEST)}" for kind, count in largest]
         if len(counts) > len(largest):
             lines.append(f"                  … and {len(counts) - len(largest)} classes more")
     return lines
@@ -98,7 +100,9 @@ def _faults(found: Survey) -> list[str]:
     lines = []
     if found.broken:
         lines.append(f"broken: {_count(len(found.broken), 'image')} cannot be read (train with --skip-broken)")
-        lines += [f"  {one.path}: {one.reason}" for one in found.broken[:_SHOWN]] + _rest(len(found.broken))
+        lines += [f"  {clipped(one.path, _LONGEST)}: {one.reason}" for one in found.broken[:_SHOWN]] + _rest(
+            len(found.broken)
+        )
     else:
         lines.append("broken: none")
     groups = found.copies
@@ -108,7 +112,9 @@ def _faults(found: Survey) -> list[str]:
     lines.append(
         f"exact duplicates: {_count(copies, 'image')} with the same pixels as another, in {len(groups)} groups"
     )
-    lines += [f"  {' = '.join(one.path for one in group[:4])}" for group in groups[:_SHOWN]] + _rest(len(groups))
+    lines += [f"  {' = '.join(clipped(one.path, _LONGEST) for one in group[:4])}" for group in groups[:_SHOWN]] + _rest(
+        len(groups)
+    )
     if found.leaking:
         lines.append(f"  {_count(len(found.leaking), 'group')} in more than one split: a test on them is none")
     if found.contradicting:

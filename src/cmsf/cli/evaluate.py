@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import sys
 from typing import Any
 
 from cmsf.cli.comparison import Comparison
 from cmsf.cli.parser import Parser, add_machine_flags, say_paths, set_threads, whole, workers
 from cmsf.errors import BadInput
+from cmsf.files import from_home
+from cmsf.printable import one_line
 
 _MOST_TRIALS = 10**6
 
@@ -61,7 +63,7 @@ def _evaluate(chosen: argparse.Namespace) -> int:
     from cmsf.run import METRICS, Run, check_metric
 
     # `--with knn linear RUN` reads as well as `RUN --with knn linear`, and leaves the run among the metrics.
-    metrics = [name for name in chosen.metrics if name in METRICS or not Path(name).expanduser().is_dir()]
+    metrics = [name for name in chosen.metrics if name in METRICS or not from_home(name).is_dir()]
     paths = [*chosen.runs, *(name for name in chosen.metrics if name not in metrics)]
     for metric in metrics:
         check_metric(metric)  # a mistake is refused before anything is computed
@@ -109,8 +111,10 @@ def _evaluate(chosen: argparse.Namespace) -> int:
             f"{metric} protocol": run.result_file(metric, chosen.data, **options.get(metric, {})) for metric in metrics
         }
         say_paths(files | ({"open": run.folder.neighbours_picture} if "knn" in metrics else {}))
-    if failed:
-        raise BadInput(
-            "; ".join(f"{label}: {error}" if len(runs) > 1 else str(error) for label, error in failed.items())
-        )
+    if len(failed) > 1:
+        for label, why in failed.items():
+            print(one_line(f"{label}: {why}"), file=sys.stderr)
+        raise BadInput(f"{len(failed)} of {len(runs)} runs could not be evaluated; see above")
+    for label, why in failed.items():
+        raise BadInput(f"{label}: {why}" if len(runs) > 1 else str(why))
     return 0

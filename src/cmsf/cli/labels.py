@@ -7,8 +7,9 @@ import os
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from cmsf.cli.parser import Parser, say_paths
+from cmsf.cli.parser import Parser, say, say_paths
 from cmsf.errors import BadInput
+from cmsf.files import from_home, read_text
 from cmsf.recipe import Recipe, parse
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _labels(chosen: argparse.Namespace) -> int:
     paths = source.train.images.paths
     labels = Labels.of(source.train.names, source.classes)
     if chosen.labels is not None:
-        labels = Labels.of(listed_labels(source, Path(chosen.labels).expanduser())["train"])
+        labels = Labels.of(listed_labels(source, from_home(chosen.labels))["train"])
     if not labels.known.any():
         raise BadInput(f"{source.name} has no labels to make a list from; give one with --labels")
     if chosen.classes is not None:
@@ -83,14 +84,14 @@ def _labels(chosen: argparse.Namespace) -> int:
     if not labels.known.any():
         raise BadInput(f"no label of {source.name} is left; ask for fewer things at a time")
     for line in _summary(source, labels):
-        print(line)
+        say(line)
     if numbers.label_noise:
         print(_difference("replaced by the noise", before, labels))
     own = Labels.of(source.train.names, source.classes)
     if chosen.labels is not None and set(labels.names) <= set(own.names):
         print(_difference("other than the source's own", own, Labels.of(labels.called(), own.names)))
     if chosen.out is not None:
-        out = Path(chosen.out).expanduser()
+        out = from_home(chosen.out)
         kept = labels.known.nonzero()[:, 0].tolist()
         called = labels.called()
         try:
@@ -141,15 +142,12 @@ def _subset(labels: Labels, paths: Any, asked: str) -> Labels:
         raise BadInput(f"none of the {len(wanted)} files of {asked} is among the {len(paths)} images, as {paths[0]}")
     missing = wanted.difference(found)
     if missing:
-        print(f"{len(missing):,} of the {len(wanted):,} files of {asked} are not there, as {min(missing)}")
+        say(f"{len(missing):,} of the {len(wanted):,} files of {asked} are not there, as {min(missing)}")
     return labels.only(kept)
 
 
 def _lines(file: str) -> frozenset[str]:
-    try:
-        return frozenset(filter(None, map(str.strip, Path(file).expanduser().read_text(encoding="utf-8").splitlines())))
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read {file}: {error}") from None
+    return frozenset(filter(None, map(str.strip, read_text(from_home(file)).splitlines())))
 
 
 def _as_listed(source: Source, path: str, out: Path) -> str:

@@ -7,11 +7,13 @@ import os
 from typing import Any, NoReturn
 
 from cmsf.errors import BadInput
+from cmsf.printable import one_line, printable
 
 SOURCE = "a folder of images, a .csv or .parquet list, an .npz, torchvision:NAME, hf:NAME or wds:SHARDS"
 
 
 _MOST = 1024
+_DIGITS = 18
 
 
 class Parser(argparse.ArgumentParser):
@@ -41,11 +43,12 @@ def set_threads(text: str | None) -> None:
     import torch
 
     from cmsf.data import available_cores
+    from cmsf.distributed import asked_for
 
     available = available_cores()
     asked = whole("--threads", text, 1, _MOST, f"here at best {available}")
     if asked is not None or "OMP_NUM_THREADS" not in os.environ:  # which torch heeds by itself
-        torch.set_num_threads(asked or available)
+        torch.set_num_threads(asked or max(1, available // asked_for().local_size))
 
 
 def workers(text: str | None) -> int | None:
@@ -53,7 +56,7 @@ def workers(text: str | None) -> int | None:
 
 
 def whole(flag: str, text: str | None, least: int, most: int, hint: str) -> int | None:
-    if text is not None and (not text.isdecimal() or not least <= int(text) <= most):
+    if text is not None and (not text.isdecimal() or len(text) > _DIGITS or not least <= int(text) <= most):
         raise BadInput(f"{flag} {text} will not do; it takes a whole number from {least} to {most}, {hint}")
     return None if text is None else int(text)
 
@@ -61,4 +64,9 @@ def whole(flag: str, text: str | None, least: int, most: int, hint: str) -> int 
 def say_paths(paths: dict[str, Any]) -> None:
     width = max(map(len, paths))
     for name, path in paths.items():
-        print(f"{name:{width}}  {path}")
+        print(f"{name:{width}}  {printable(str(path))}")  # whole, however long: one wants to copy it
+
+
+def say(line: str) -> None:
+    """A line of what a command has to say; names in it come from files."""
+    print(one_line(line))

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cmsf.cli.parser import SOURCE, Parser, add_machine_flags, say_paths, set_threads, workers
+from cmsf.cli.parser import SOURCE, Parser, add_machine_flags, say, say_paths, set_threads, workers
 
 if TYPE_CHECKING:
     from cmsf.evaluation.predicting import Prediction
@@ -41,7 +41,7 @@ def _predict(chosen: argparse.Namespace) -> int:
     classifier = Classifier(chosen.classifier)
     found = classifier.predict(chosen.data, chosen.out, chosen.device, workers(chosen.workers))
     for line in _summary(found):
-        print(line)
+        say(line)
     say_paths({"predictions": chosen.out})
     return 0
 

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from cmsf.cli.parser import Parser
+from cmsf.printable import printable
 from cmsf.recipes import BASELINES, OURS, SCALES, VARIANTS, explain, lacks_scale, named
 
 
@@ -33,8 +34,8 @@ def _recipes(chosen: argparse.Namespace) -> int:
         print("\nIn full: " + ", ".join(f"cmsf recipes {chosen.name}-{scale}" for scale in SCALES))
         return 0
     recipe = named(chosen.name)
-    print("\n".join(f"# {line}".rstrip() for line in explain(chosen.name).splitlines()))
-    print(recipe.to_yaml(), end="")
+    for line in (*(f"# {line}".rstrip() for line in explain(chosen.name).splitlines()), *recipe.to_yaml().splitlines()):
+        print(printable(line))
     return 0
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields
-from typing import Any
+from dataclasses import asdict, fields
+from typing import Any, get_args
 
 from cmsf.cli.parser import SOURCE, Parser, add_machine_flags, say_paths, set_threads, workers
+from cmsf.errors import BadInput
+from cmsf.files import from_home
+from cmsf.precautions import OnCollapse, OnFullDisk, Precautions
 from cmsf.recipe import Recipe, parse, placeholder
 from cmsf.recipes import METHODS, SCALES, check_name
 
@@ -15,12 +18,15 @@ from cmsf.recipes import METHODS, SCALES, check_name
 def add_parser(commands: Any) -> Parser:
     parser: Parser = commands.add_parser(
         "train",
-        usage="cmsf train RECIPE [--data SOURCE] [--out RUN] [--epochs N] [any setting below]",
+        usage="cmsf train RECIPE [--data SOURCE] [--out RUN] [--epochs N] [any setting below]\n"
+        "       cmsf train --resume RUN",
         help="learn from images; the same command again resumes",
-        description="Learn from images. The same command again goes on where the run was stopped.",
+        description="Learn from images. The same command again goes on where the run was stopped; so does "
+        "--resume RUN, which needs nothing but the run's folder.",
     )
     parser.add_argument(
         "recipe",
+        nargs="?",
         metavar="RECIPE",
         help=f"{', '.join(METHODS)}, each alone or with -{', -'.join(SCALES)}, and before that with variants, as "
         "cmsf-sup+noise-50-small (cmsf recipes lists them); or a saved recipe.yaml",
@@ -38,7 +44,34 @@ def add_parser(commands: Any) -> Parser:
     )
     parser.add_argument("--val", metavar="SOURCE", help="images to test on (default: a split of the data, or a tenth)")
     parser.add_argument("--out", metavar="RUN", help="the run folder (default: runs/ and the recipe's or file's name)")
+    parser.add_argument("--resume", metavar="RUN", help="go on with a run that was stopped; its folder says everything")
     add_machine_flags(parser)
+    parser.add_argument(
+        "--checkpoint-minutes",
+        metavar="X",
+        default=str(Precautions.checkpoint_minutes),
+        help=f"the longest time without a checkpoint, in the middle of an epoch too (default: "
+        f"{Precautions.checkpoint_minutes}; 0: at the ends of epochs alone)",
+    )
+    parser.add_argument(
+        "--on-full-disk",
+        metavar="|".join(get_args(OnFullDisk)),
+        default=Precautions.on_full_disk,
+        help="stop where there is no room for a checkpoint or the log, the last checkpoint kept (default), or go on "
+        "and try again at the next",
+    )
+    parser.add_argument(
+        "--on-collapse",
+        metavar="|".join(get_args(OnCollapse)),
+        default=Precautions.on_collapse,
+        help="say so once when the embeddings of all images become the same (default), or stop after a checkpoint",
+    )
+    parser.add_argument(
+        "--bank-sharded",
+        action="store_true",
+        help="with several processes, each holds and searches its share of the bank: the same result, and memory and "
+        "time of the search divided",
+    )
     parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
     settings = parser.add_argument_group("settings, where not as in the recipe (cmsf recipes NAME shows it)")
     for field in fields(Recipe):
@@ -59,27 +92,60 @@ def _train(chosen: argparse.Namespace) -> int:
     settings = {f.name for f in fields(Recipe)} - {"name"}
     changes = {name: parse(name, text) for name, text in vars(chosen).items() if name in settings}
     Recipe().changed(changes)  # a value of the wrong kind is refused before torch is even loaded
-    check_name(chosen.recipe)
+    precautions = Precautions(_minutes(chosen.checkpoint_minutes), chosen.on_full_disk, chosen.on_collapse)
+    if chosen.resume is not None:
+        _check_resumed(chosen)
+    elif chosen.recipe is None:
+        raise BadInput("cmsf train wants a RECIPE, or --resume RUN; cmsf recipes lists them, see cmsf train --help")
+    else:
+        check_name(chosen.recipe)
 
-    from cmsf.api import train
-    from cmsf.training import Stopped
+    from cmsf.api import resume, train
+    from cmsf.distributed import Lost, asked_for
+    from cmsf.signals import Stopped
 
-    set_threads(chosen.threads)
+    set_threads(chosen.threads or _recorded_threads(chosen.resume))
+    given = {"labels": chosen.labels, "val": chosen.val, "device": chosen.device, "workers": workers(chosen.workers)}
+    given |= {"quiet": chosen.quiet, "bank_sharded": chosen.bank_sharded, **asdict(precautions), **changes}
     try:
-        run = train(
-            chosen.recipe,
-            chosen.data,
-            chosen.out,
-            labels=chosen.labels,
-            val=chosen.val,
-            device=chosen.device,
-            workers=workers(chosen.workers),
-            quiet=chosen.quiet,
-            **changes,
-        )
+        if chosen.resume is not None:
+            run = resume(chosen.resume, chosen.data, **given)
+        else:
+            run = train(chosen.recipe, chosen.data, chosen.out, **given)
     except Stopped as stopped:
-        print(f"cmsf: stopped by {stopped} after a checkpoint; the same command goes on from there", file=sys.stderr)
+        how = "after a checkpoint" if stopped.saved else "without a new checkpoint"
+        print(f"cmsf: stopped by {stopped} {how}; the same command goes on from there", file=sys.stderr)
         return 128 + stopped.signal_number
-    if not chosen.quiet:
+    except Lost as lost:
+        print(f"cmsf: {lost}; the same command goes on from the last checkpoint", file=sys.stderr)
+        return 1
+    if not chosen.quiet and asked_for().leads:
         say_paths({"neighbours": run.folder.neighbours_picture, "weights": run.folder.backbone_file, "run": run.path})
     return 0
+
+
+def _check_resumed(chosen: argparse.Namespace) -> None:
+    if chosen.recipe is not None:
+        raise BadInput(f"--resume goes on with the recipe of {chosen.resume}; leave out {chosen.recipe}")
+    if chosen.out is not None and from_home(chosen.out).absolute() != from_home(chosen.resume).absolute():
+        raise BadInput(f"--resume goes on in {chosen.resume}; leave out --out {chosen.out}")
+
+
+def _recorded_threads(run: str | None) -> str | None:
+    """As many as the run had, if there are so many here: with others it would not be the same to the last bit."""
+    if run is None:
+        return None
+    from cmsf.data import available_cores
+    from cmsf.run_folder import RunFolder
+
+    folder = RunFolder(from_home(run))
+    folder.recipe()  # says so where there is no run
+    threads = folder.environment().get("threads")
+    return str(threads) if type(threads) is int and 1 <= threads <= available_cores() else None
+
+
+def _minutes(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise BadInput(f"--checkpoint-minutes {text} will not do; it takes a number of minutes, 0 for never") from None

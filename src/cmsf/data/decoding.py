@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from io import BytesIO
+from pathlib import Path
+
 import numpy as np
 import torch
 from jaxtyping import UInt8
@@ -10,6 +13,7 @@ from torch import Tensor
 
 _KINDS = "avif bmp gif jfif jp2 jpe jpeg jpg pbm pgm png pnm ppm tga tif tiff webp"
 SUFFIXES = tuple(f".{kind}" for kind in _KINDS.split())
+_FORMATS = ("AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TGA", "TIFF", "WEBP")
 _ORIENTATION = 0x0112  # the EXIF tag
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -21,6 +25,11 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 _SIDEWAYS = (5, 6, 7, 8)
+
+
+def open_image(file: Path | BytesIO) -> Image.Image:
+    """An image of one of these kinds, whatever its name; Pillow has others, and starts a program for one of them."""
+    return Image.open(file, formats=_FORMATS)
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:

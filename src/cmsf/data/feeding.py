@@ -5,8 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 
 import torch
 from torch import Tensor
@@ -16,6 +21,7 @@ from torch.utils.data import Dataset as TorchDataset
 from cmsf.data.dataset import Split
 from cmsf.data.images import Images, Unreadable
 from cmsf.data.loading import STORED
+from cmsf.distributed import asked_for
 from cmsf.errors import BadInput
 from cmsf.views import Batch, Crop, CutBatch, WholeBatch, cut_views, to_device
 
@@ -24,6 +30,12 @@ Plan = Iterable[tuple[int, Tensor]]
 
 _READ_AHEAD = 3
 _MOST_WORKERS = 16
+_MOST_DEATHS = 3
+_MOMENT = 5.0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def feed(
@@ -35,13 +47,14 @@ def feed(
     device: torch.device | str,
     workers: int,
     on_unreadable: Callable[[int, Unreadable], None] | None = None,
+    say: Callable[[str], None] = _say,
 ) -> Iterator[Batch]:
     """The batches of a plan, in its order. What they hold depends on the plan and the seed, not on the workers.
 
     Images of one size in memory go to the device whole. Others are decoded where they are files, and cut to the size of
     each view, by `workers` processes (0: by this one), so that only what is seen travels. The first image that cannot
     be read raises Unreadable; or, with `on_unreadable`, each is told to it by index and left out of its batch, and a
-    batch of which nothing is left is passed over.
+    batch of which nothing is left is passed over. Where a worker dies, new ones read again what is not here yet.
     """
     device = torch.device(device)
     if isinstance(split.pictures, Tensor):
@@ -52,8 +65,40 @@ def feed(
         return
     if not isinstance(split.pictures, Images) and multiprocessing.get_start_method() != "fork":
         workers = 0  # pictures in memory are shared by forking, or not at all
+    cutter = _Cutter(split, dict(crops), seed, tolerant=on_unreadable is not None)
+    for epoch, index, parts, broken in _cut(cutter, plan, workers, device, say):
+        if isinstance(parts, BadInput):
+            raise parts
+        for i, error in broken:
+            assert on_unreadable is not None
+            on_unreadable(i, error)
+        if len(index):
+            yield CutBatch(index, seed, epoch, parts, device)
+
+
+def _cut(cutter: _Cutter, plan: Plan, workers: int, device: torch.device, say: Callable[[str], None]) -> Iterator[_Cut]:
+    """What the workers make of a plan. Those that die are replaced, but not for ever."""
+    entries, asked, deaths = iter(plan), _Asked(), 0
+    while True:
+        try:
+            for cut in _by_workers(cutter, asked.over(entries), workers, device):
+                asked.answered()
+                deaths = 0
+                yield cut
+            return
+        except _WorkerDied as error:
+            deaths += 1
+            if deaths == _MOST_DEATHS:
+                raise BadInput(
+                    f"{deaths} times in a row, processes that decode images died before a batch was read ({error}); "
+                    f"use fewer --workers than {workers}, or find out who ends them"
+                ) from None
+            say(f"a process that decodes images died ({error}); new ones read on from where it was")
+
+
+def _by_workers(cutter: _Cutter, plan: Plan, workers: int, device: torch.device) -> Iterator[_Cut]:
     loader: DataLoader[_Cut] = DataLoader(
-        _Cutter(split, dict(crops), seed, tolerant=on_unreadable is not None),
+        cutter,
         sampler=plan,
         batch_size=None,
         num_workers=workers,
@@ -61,22 +106,70 @@ def feed(
         pin_memory=device.type == "cuda",
         worker_init_fn=_leave_signals_to_the_parent,
     )
-    batches = iter(loader)
+    with _deaths_noticed_in_waiting():
+        batches = iter(loader)
+    processes = getattr(batches, "_workers", [])
     try:
-        for epoch, index, parts, broken in batches:
-            if isinstance(parts, BadInput):
-                raise parts
-            for i, error in broken:
-                assert on_unreadable is not None
-                on_unreadable(i, error)
-            if len(index):
-                yield CutBatch(index, seed, epoch, parts, device)
+        while True:
+            try:
+                cut = next(batches)
+            except StopIteration:
+                return
+            except (RuntimeError, OSError, EOFError):
+                # What it was sending may break off a moment before the process is seen to be gone.
+                wait([process.sentinel for process in processes], timeout=_MOMENT if processes else 0)
+                dead = [process for process in processes if not process.is_alive()]
+                if not dead:
+                    raise
+                break
+            yield cut
     finally:
-        processes = getattr(batches, "_workers", [])
         del batches  # the workers end with it, whoever keeps the traceback of an error
         for process in processes:  # but for one that hangs, and does not heed the SIGTERM that it would get
             if process.is_alive():
                 process.kill()
+    # Raised out here it does not hold on to the error, whose frames hold the workers.
+    raise _WorkerDied(_cause(dead[0].exitcode))
+
+
+class _WorkerDied(Exception):
+    """A process that decodes images is gone, and why."""
+
+
+def _cause(exit_code: int | None) -> str:
+    if exit_code is None or exit_code >= 0:
+        return f"exit code {exit_code}"
+    hint = ", as where memory runs out" if -exit_code == signal.SIGKILL else ""
+    return f"{signal.Signals(-exit_code).name}{hint}"
+
+
+class _Asked:
+    """The entries of a plan that workers were asked for and have not answered, to be asked for again."""
+
+    def __init__(self) -> None:
+        self._open: deque[tuple[int, Tensor]] = deque()
+
+    def over(self, entries: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[int, Tensor]]:
+        """Those that are open, then the others."""
+        yield from list(self._open)
+        for entry in entries:
+            self._open.append(entry)
+            yield entry
+
+    def answered(self) -> None:
+        self._open.popleft()
+
+
+@contextmanager
+def _deaths_noticed_in_waiting() -> Iterator[None]:
+    """torch raises the death of a worker wherever this process is, in the middle of a step too; we ask at the queue."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # then torch does not either
+        return
+    before = signal.getsignal(signal.SIGCHLD)
+    yield
+    by_torch = getattr(before, "__module__", "").startswith("torch.")
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL if by_torch or before is None else before)
 
 
 def available_cores() -> int:
@@ -84,8 +177,8 @@ def available_cores() -> int:
 
 
 def default_workers() -> int:
-    """One process a core: decoding is what they are for."""
-    return min(_MOST_WORKERS, available_cores())
+    """One process a core: decoding is what they are for. Those who train together share the cores."""
+    return max(1, min(_MOST_WORKERS, available_cores() // asked_for().local_size))
 
 
 _Cut = tuple[int, Tensor, dict[int, Tensor] | BadInput, list[tuple[int, Unreadable]]]

@@ -20,9 +20,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from PIL import Image
 
+from cmsf.data.decoding import open_image
 from cmsf.data.images import Images
 from cmsf.data.source import SPLITS, Part, Source, distinct, ordered
 from cmsf.errors import BadInput
+from cmsf.files import from_home
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "class", "fine_label")
@@ -67,6 +69,8 @@ def is_saved_dataset(path: Path) -> bool:
 
 def holds_images(path: Path) -> bool:
     """Whether a Parquet file has images in it, rather than paths to images."""
+    if not path.is_file():
+        return False
     try:
         schema = pq.read_schema(path)
     except (OSError, pa.ArrowException):
@@ -84,7 +88,7 @@ class TableImages(Images):
         cell = self.rows[i][self.column]
         if cell is None:
             raise ValueError("the row holds no image")
-        return Image.open(cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"]))
+        return open_image(Path(cell["path"]) if cell["bytes"] is None else io.BytesIO(cell["bytes"]))
 
     def mark(self, i: int) -> bytes | None:
         return f"{self.rows._fingerprint} {i}".encode()
@@ -95,6 +99,7 @@ def _datasets() -> ModuleType:
         library = import_module("datasets")
     except ImportError:
         raise BadInput("hf: needs the extra: pip install 'cmsf[hf]'") from None
+    library.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it would tell the Hub of every opening, of local files too
     if not sys.stderr.isatty():
         library.disable_progress_bars()
     return library
@@ -102,11 +107,11 @@ def _datasets() -> ModuleType:
 
 def _place(rest: str) -> tuple[str, str | None]:
     """The name or the path, and the configuration; an @ may be part of a path that exists."""
-    whole = Path(rest).expanduser()
+    whole = from_home(rest)
     name, at, config = rest.rpartition("@")
     if whole.exists() or not at:
         return (str(whole) if whole.exists() else rest), None
-    path = Path(name).expanduser()
+    path = from_home(name)
     return (str(path) if path.exists() else name), config
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,8 +14,9 @@ from jaxtyping import Int, UInt8
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from cmsf.data.decoding import decode, upright_size
+from cmsf.data.decoding import decode, open_image, upright_size
 from cmsf.errors import BadInput
+from cmsf.printable import clipped, printable
 
 T = TypeVar("T")
 
@@ -32,7 +34,9 @@ class Unreadable(BadInput):
 
 def unreadable_message(broken: Sequence[Unreadable]) -> str:
     """One line for any number of them."""
-    first = "; ".join(f"{one.path}: {one.reason}" for one in broken[:3]) + (" …" if len(broken) > 3 else "")
+    first = "; ".join(f"{clipped(one.path, 80)}: {one.reason}" for one in broken[:3]) + (
+        " …" if len(broken) > 3 else ""
+    )
     count = "1 image" if len(broken) == 1 else f"{len(broken)} images"
     return f"cannot read {count} ({first}); mend what is broken, or train with --skip-broken"
 
@@ -63,6 +67,8 @@ class Images(ABC):
     def _attempt(self, i: int, what: Callable[[Image.Image], T]) -> T:
         try:
             with self.open(i) as image:
+                if not all(image.size):
+                    raise ValueError("it has no pixels")
                 return what(image)
         except (BadInput, MemoryError):  # nothing is the matter with the image, but with the way to it
             raise
@@ -107,13 +113,16 @@ class Files(Images):
         self.root, self.paths = root, paths
 
     def open(self, i: int) -> Image.Image:
-        return Image.open(self.root / self.paths[i])
+        file = self.root / self.paths[i]
+        if not stat.S_ISREG(file.stat().st_mode):  # a pipe would be waited for, and a device has no end
+            raise OSError("it is no plain file")
+        return open_image(file)
 
     def mark(self, i: int) -> bytes | None:
         file = (self.root / self.paths[i]).absolute()
         try:
             state = file.stat()
-        except OSError:  # whoever opens it says why
+        except (OSError, ValueError):  # whoever opens it says why
             return None
         return f"{file} {state.st_size} {state.st_mtime_ns}".encode()
 
@@ -140,4 +149,4 @@ def _reason(error: Exception) -> str:
         return "there is no such file"
     if isinstance(error, UnidentifiedImageError):
         return "not an image, or of an unknown kind"
-    return " ".join((str(error) or type(error).__name__).split())[:160]
+    return printable(" ".join((str(error) or type(error).__name__).split())[:160])

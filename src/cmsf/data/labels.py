@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from jaxtyping import Bool, Int
@@ -15,6 +14,7 @@ from cmsf.data.imagenet import coarse_groups
 from cmsf.data.lists import read_mapping
 from cmsf.data.source import ordered
 from cmsf.errors import BadInput
+from cmsf.files import from_home
 from cmsf.randomness import uniform
 from cmsf.rows import UNKNOWN
 
@@ -97,7 +97,7 @@ def coarsened(labels: Labels, group: Mapping[str, str], origin: str) -> Labels:
 
 def read_groups(coarse: str) -> Mapping[str, str]:
     """Groups by class: `wordnet` for ImageNet's by the paper's rule, or a CSV of class,group."""
-    return coarse_groups() if coarse == "wordnet" else read_mapping(Path(coarse).expanduser())
+    return coarse_groups() if coarse == "wordnet" else read_mapping(from_home(coarse))
 
 
 def changed(

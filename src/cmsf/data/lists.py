@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import posixpath
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -13,13 +14,21 @@ from typing import Any
 from unicodedata import normalize
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cmsf.data.images import Files
 from cmsf.data.source import SPLITS, Part, Source, ordered
 from cmsf.errors import BadInput
-from cmsf.files import atomically
+from cmsf.files import atomically, check_plain
+from cmsf.memory import available_memory
+from cmsf.printable import shown
 
+_DIGITS = 19
+"""A number with so many is above any count."""
+_TABLE_BY_BYTE, _CELL = 16, 160
+"""Bytes of memory for each byte of a CSV, and for each cell of a table, at most."""
+_LONGEST_TEXT = 1 << 16
 LIST_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 
 
@@ -40,20 +49,20 @@ def read_table(file: Path) -> Table:
     columns = read_columns(file)
     column = "path" if "path" in columns else "index"
     if column not in columns:
-        raise BadInput(f"{file} has the columns {', '.join(columns) or 'none'}; it needs path (or index) and label")
+        raise BadInput(f"{file} has the columns {_some(columns)}; it needs path (or index) and label")
     keys = [_text(value) for value in columns[column]]
     labels = [_label(value) for value in columns.get("label", [None] * len(keys))]
     splits = [_text(value).lower() for value in columns.get("split", [""] * len(keys))]
     unknown = sorted(set(splits) - {"", *SPLITS})
     if unknown:
-        raise BadInput(f"{file} has images in a split called {unknown[0]!r}; use train, val and test")
+        raise BadInput(f"{file} has images in a split called {shown(unknown[0])!r}; use train, val and test")
     places: dict[str, int] = {}
     for number, key in enumerate(keys):
         if not key:
             raise BadInput(f"row {number + 1} of {file} has no {column}")
         first = places.setdefault(_same_script(key), number)
         if first != number:
-            raise BadInput(f"{file} lists {key} twice, in rows {first + 1} and {number + 1}; keep one of them")
+            raise BadInput(f"{file} lists {shown(key)} twice, in rows {first + 1} and {number + 1}; keep one of them")
     return Table(file, column, keys, labels, [SPLITS[split or "train"] for split in splits], "label" in columns)
 
 
@@ -96,19 +105,19 @@ def match_labels(file: Path, parts: Mapping[str, Sequence[str]], root: Path | No
         wrong = min(wrong, _strangers(keys, known), key=len)
     if wrong:
         raise BadInput(
-            f"{len(wrong)} of {len(keys)} rows of {file} are for images that are not there (the first is {wrong[0]}); "
-            f"paths look like {parts['train'][0]}"
+            f"{len(wrong)} of {len(keys)} rows of {file} are for images that are not there (the first is "
+            f"{shown(wrong[0])}); paths look like {shown(parts['train'][0])}"
         )
     label = dict(zip(map(_same_script, keys), table.labels, strict=True))
     return {part: [label.get(_same_script(path)) for path in paths] for part, paths in known.items()}
 
 
 def _by_index(table: Table, count: int) -> list[str | None]:
-    wrong = [key for key in table.keys if not key.isdecimal() or int(key) >= count]
+    wrong = [key for key in table.keys if not (key.isdecimal() and len(key) < _DIGITS) or int(key) >= count]
     if wrong:
         raise BadInput(
             f"{len(wrong)} of {len(table.keys)} rows of {table.file} are for images that are not there (the first is "
-            f"{wrong[0]}); index is a whole number below {count}"
+            f"{shown(wrong[0])}); index is a whole number below {count}"
         )
     label = {int(key): name for key, name in zip(table.keys, table.labels, strict=True)}
     return [label.get(number) for number in range(count)]
@@ -124,27 +133,35 @@ def _below(root: Path, path: Path) -> str:
     return Path(os.path.relpath(path, root.resolve())).as_posix()
 
 
+def _some(columns: Iterable[str]) -> str:
+    return shown(", ".join(columns)) or "none"
+
+
 def read_mapping(file: Path) -> dict[str, str]:
     """A CSV or Parquet of two columns, class and group."""
     columns = read_columns(file)
     if len(columns) != 2:
-        raise BadInput(f"{file} has the columns {', '.join(columns) or 'none'}; a mapping has two, class and group")
+        raise BadInput(f"{file} has the columns {_some(columns)}; a mapping has two, class and group")
     classes, groups = ([_label(value) for value in column] for column in columns.values())
     mapping: dict[str, str] = {}
     for number, (name, group) in enumerate(zip(classes, groups, strict=True), start=1):
         if name is None or group is None:
             raise BadInput(f"row {number} of {file} is not whole; a mapping has a class and a group in each")
         if mapping.setdefault(name, group) != group:
-            raise BadInput(f"{file} puts {name!r} into both {mapping[name]!r} and {group!r}; keep one of them")
+            raise BadInput(
+                f"{file} puts {shown(name)!r} into both {shown(mapping[name])!r} and {shown(group)!r}; keep one of them"
+            )
     return mapping
 
 
 def write_rows(file: Path, header: Sequence[str], rows: Iterable[Sequence[str | None]]) -> None:
     """A CSV; None is blank."""
     with atomically(file) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
+        plain = csv.writer(stream, lineterminator="\n")
+        quoted = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        for row in (header, *rows):
+            # A lone carriage return ends a line for whoever reads, and is not quoted of itself.
+            (quoted if any("\r" in field for field in row if field) else plain).writerow(row)
 
 
 def write_columns(file: Path, columns: Mapping[str, Sequence[Any]], numbers: Collection[str] = ()) -> None:
@@ -162,15 +179,17 @@ def read_columns(file: Path) -> dict[str, list[Any]]:
     """A CSV or Parquet file by column."""
     try:
         return _parquet(file) if is_parquet(file) else _csv(file)
-    except OSError as error:
-        raise BadInput(f"cannot read {file}: {error.strerror or error}") from None
+    except BadInput:
+        raise
+    except (OSError, ValueError) as error:  # a NUL in a name is a ValueError
+        raise BadInput(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _csv(file: Path) -> dict[str, list[Any]]:
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = _whole(file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise BadInput(f"cannot read {file}: {error}; a list is text in UTF-8") from None
+        raise BadInput(f"cannot read {file}: {error.reason} at byte {error.start}; a list is text in UTF-8") from None
     header = text.split("\n", 1)[0]
     delimiter = max(",;\t", key=header.count)  # spreadsheets of half the world write semicolons
     try:
@@ -180,18 +199,66 @@ def _csv(file: Path) -> dict[str, list[Any]]:
     if not rows:
         raise BadInput(f"{file} is empty; it needs a first line path,label")
     names = [name.strip().lower() for name in rows[0]]
+    _check_names(file, names)
     for number, row in enumerate(rows[1:], start=1):
         if len(row) != len(names):
             raise BadInput(f"row {number} of {file} has {len(row)} fields and the first line {len(names)}")
     return {name: [row[place] for row in rows[1:]] for place, name in enumerate(names)}
 
 
+def _whole(file: Path) -> bytes:
+    """All bytes, of a pipe too, if there is room for the table that they will be."""
+    most = available_memory() // _TABLE_BY_BYTE
+    with file.open("rb") as stream:
+        content = stream.read(most + 1)
+    if len(content) > most:
+        raise BadInput(f"cannot read {file}: it has more than {most:,} bytes, which memory has no room for; cut it up")
+    return content
+
+
 def _parquet(file: Path) -> dict[str, list[Any]]:
+    check_plain(file)
     try:
-        table = pq.read_table(file)
-    except pa.ArrowException as error:
-        raise BadInput(f"cannot read {file}: {str(error).splitlines()[0]}") from None
-    return dict(table.to_pydict())
+        with pq.ParquetFile(file) as opened:
+            schema = opened.schema_arrow
+            _check_names(file, schema.names)
+            rows, most = opened.metadata.num_rows, available_memory() // _CELL // max(1, len(schema))
+            if rows > most:
+                raise BadInput(f"cannot read {file}: it has {rows:,} rows, and memory has room for {most:,}; cut it up")
+        texts = [field.name for field in schema if _is_text(field.type)]
+        # Text is left as Parquet packs it, each value once, until it is known that none is endless.
+        table = pq.read_table(file, read_dictionary=texts)
+        for name in texts:
+            _check_text(file, name, table.column(name))
+        return dict(table.to_pydict())
+    except BadInput:
+        raise
+    # Numbers that are no dates, bytes that are no letters, and whatever a damaged file makes of itself.
+    except (pa.ArrowException, ValueError, ArithmeticError, MemoryError, KeyError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        raise BadInput(f"cannot read {file}: {reason}") from None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(test(kind) for test in tests)
+
+
+def _check_text(file: Path, name: str, column: pa.ChunkedArray) -> None:
+    for chunk in column.chunks:
+        values = chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk
+        longest = pc.max(pc.binary_length(values)).as_py() or 0
+        if longest > _LONGEST_TEXT:
+            raise BadInput(
+                f"cannot read {file}: {shown(name)} has a text of {longest:,} bytes; {_LONGEST_TEXT:,} are the most"
+            )
+
+
+def _check_names(file: Path, names: Sequence[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise BadInput(f"{file} has the column {shown(twice[0])!r} twice; keep one of them")
 
 
 def _text(value: Any) -> str:

@@ -18,6 +18,7 @@ from cmsf.data.images import Arrays, Files, Images, Unreadable, unreadable_messa
 from cmsf.data.labels import Labels, changed, read_groups
 from cmsf.data.lists import match_labels
 from cmsf.data.source import Part, Source, ordered
+from cmsf.distributed import asked_for
 from cmsf.errors import BadInput
 from cmsf.memory import available_memory
 from cmsf.progress import shown
@@ -257,7 +258,7 @@ def _fits(data: Dataset, largest_side: int) -> bool:
             sizes = Part(split.pictures, ()).few_sizes()
             pixels = [h * w * min(1.0, largest_side / min(h, w)) ** 2 for h, w in sizes]
             total += 3 * len(split) * sum(pixels) / max(1, len(pixels))
-    return total <= _MOST_OF_MEMORY * available_memory()
+    return total <= _MOST_OF_MEMORY * available_memory() / asked_for().local_size  # each process keeps its own
 
 
 def _decode_all(images: Images, largest_side: int, keep: bool) -> list[Tensor | Unreadable | None]:

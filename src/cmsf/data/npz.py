@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
 from pathlib import Path
@@ -15,6 +16,9 @@ from numpy.typing import NDArray
 from cmsf.data.images import Arrays
 from cmsf.data.source import Part, Source, distinct
 from cmsf.errors import BadInput
+from cmsf.files import check_plain
+from cmsf.memory import available_memory
+from cmsf.printable import printable, shown
 from cmsf.rows import UNKNOWN
 
 _UNREADABLE = (
@@ -29,14 +33,13 @@ _UNREADABLE = (
     zlib.error,
 )
 """What a file with the wrong bytes in it makes numpy and zipfile raise."""
+_NAMES = frozenset({"classes", *(f"{letter}{part}" for letter in "xy" for part in ("", "_train", "_val", "_test"))})
 
 
 def open_arrays(path: Path, name: str | None = None) -> Source:
     """uint8 images (n, h, w) or (n, h, w, c) with c of 1 or 3, whole labels (-1: none), and optionally `classes`."""
     arrays = _read(path)
     train = "train" if "x_train" in arrays else ""
-    if _key("x", train) not in arrays:
-        raise BadInput(f"{path} holds {', '.join(arrays) or 'nothing'}; it needs x, or x_train and x_test")
     found = {"train": train} | {part: part for part in ("val", "test") if _key("x", part) in arrays}
     for part in found.values():
         _check(path, arrays, part)
@@ -60,15 +63,40 @@ def as_images(images: NDArray[np.uint8], called: str) -> Arrays:
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays that a source is made of, once it is known that they fit into memory."""
+    check_plain(path)
     try:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, NpzFile):
             raise ValueError("it is one array")
         with archive:
-            return dict(archive)
+            wanted = [name for name in archive.files if name in _NAMES]
+            if "x" not in wanted and "x_train" not in wanted:
+                held = shown(", ".join(archive.files)) or "nothing"
+                raise BadInput(f"{path} holds {held}; it needs x, or x_train and x_test")
+            needed, there = sum(_size(archive, name) for name in wanted), available_memory()
+            if needed > there:
+                raise ValueError(f"its arrays take {needed:,} bytes, and there are {there:,} of memory")
+            return {name: archive[name] for name in wanted}
+    except BadInput:
+        raise
     except _UNREADABLE as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        reason = printable((str(error).splitlines() or [type(error).__name__])[0][:120])
         raise BadInput(f"cannot read {path}: {reason}; cmsf takes .npz files of plain arrays") from None
+
+
+def _size(archive: NpzFile, name: str) -> int:
+    """Bytes in memory by what is said of an array, which must be what the archive has of it."""
+    assert archive.zip is not None
+    held = next(item for item in archive.zip.infolist() if item.filename in (name, f"{name}.npy"))
+    with archive.zip.open(held) as stream:
+        version = np.lib.format.read_magic(stream)
+        head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, kind = head(stream)
+    size = math.prod(shape) * kind.itemsize
+    if min(shape, default=0) < 0 or size > held.file_size:
+        raise ValueError(f"{name} is said to be of {size:,} bytes and has {held.file_size:,}")
+    return size
 
 
 def _key(letter: str, part: str) -> str:

@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from statistics import median
 
 from cmsf.data.images import Images, Unreadable
+from cmsf.errors import BadInput
+from cmsf.printable import is_text, printable
 
 SPLITS = {"train": "train", "trainval": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 """What people call the parts of their data."""
 _LOOKED_AT = 200
+_DIGITS = 19
+"""A name of so many digits is a name."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,12 @@ class Source:
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        paths = (path for part in self.parts.values() for path in part.images.paths)
+        odd = next((name for name in (*self.classes, *paths) if not is_text(name)), None)
+        if odd is not None:
+            raise BadInput(f"{self.name} has the name {printable(odd)!r}, which is no UTF-8; rename it")
+
     def in_order(self) -> list[tuple[str, Part]]:
         """What there is of train, val and test, in that order."""
         return [(name, self.parts[name]) for name in ("train", "val", "test") if name in self.parts]
@@ -63,7 +73,7 @@ class Source:
 def ordered(names: Iterable[str | None]) -> tuple[str, ...]:
     """The different class names; numbers by their value, else by the alphabet."""
     found = {name for name in names if name is not None}
-    numeric = all(name.isdecimal() for name in found)
+    numeric = all(name.isdecimal() and len(name) < _DIGITS for name in found)
     return tuple(sorted(found, key=lambda name: (int(name), name) if numeric else (0, name)))
 
 

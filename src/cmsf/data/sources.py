@@ -16,6 +16,7 @@ from cmsf.data.shards import open_shards, runs_commands
 from cmsf.data.source import Source
 from cmsf.data.torchvision_sets import open_torchvision
 from cmsf.errors import BadInput, did_you_mean
+from cmsf.files import from_home
 
 SAMPLE = "fashion-mnist-sample"
 _FORMS = "a folder of images, a .csv or .parquet list, an .npz, torchvision:NAME, hf:NAME or wds:SHARDS"
@@ -29,7 +30,7 @@ def open_source(data: str | Path | None) -> Source:
     scheme, colon, rest = str(data).partition(":")
     if colon and scheme in _schemes():
         return _schemes()[scheme](rest)
-    path = Path(data).expanduser()
+    path = from_home(data)
     if not path.exists():
         if colon and scheme.isidentifier():
             raise BadInput(f"no source is called {scheme}:; {did_you_mean(scheme, _schemes(), f'give {_FORMS}')}")
@@ -73,7 +74,7 @@ def _lasting(data: str | Path | None) -> str:
         name, at, folder = rest.partition("@")
         return f"{scheme}:{name}{at}{_absolute(folder) if at else ''}"
     if scheme == "hf":  # a name on the Hub is what it is
-        return f"{scheme}:{_absolute(rest) if Path(rest).expanduser().exists() else rest}"
+        return f"{scheme}:{_absolute(rest) if from_home(rest).exists() else rest}"
     if scheme == "wds":  # and so is a URL
         return f"{scheme}:{'::'.join(one if ':' in one else _absolute(one) for one in rest.split('::'))}"
     return _absolute(data)
@@ -81,7 +82,7 @@ def _lasting(data: str | Path | None) -> str:
 
 def _absolute(path: str | Path) -> str:
     """Links are left as they are: what a list names is relative to where the list was named."""
-    return os.path.abspath(Path(path).expanduser())
+    return os.path.abspath(from_home(path))
 
 
 def _schemes() -> dict[str, Callable[[str], Source]]:

@@ -70,5 +70,5 @@ def _look(images: Images, i: int) -> tuple[bytes, int, int] | Unreadable:
         return error
     height, width = pixels.shape[1:]
     digest = hashlib.blake2b(f"{height} {width} ".encode(), digest_size=16)
-    digest.update(pixels.permute(1, 2, 0).contiguous().numpy().tobytes())
+    digest.update(pixels.permute(1, 2, 0).contiguous().numpy().data)
     return digest.digest(), height, width

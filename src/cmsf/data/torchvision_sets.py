@@ -26,6 +26,7 @@ from cmsf.data.images import Arrays, Files, Images
 from cmsf.data.npz import as_images
 from cmsf.data.source import Part, Source, distinct, ordered
 from cmsf.errors import BadInput, did_you_mean
+from cmsf.files import from_home
 from cmsf.progress import shown
 
 _SPLITS = {
@@ -47,7 +48,7 @@ def open_torchvision(rest: str) -> Source:
         same_letters = [known for known in _sets() if known.lower() == name.lower()]
         remedy = did_you_mean((same_letters or [name])[0], _sets(), "its documentation lists them")
         raise BadInput(f"torchvision has no set called {name!r}; {remedy}")
-    wanted = _Set(name, Path(folder).expanduser() if folder else default_root())
+    wanted = _Set(name, from_home(folder) if folder else default_root())
     opened = {part: found for part in _SPLITS if (found := _open(wanted, part)) is not None}
     parts = {part: _read(chosen, content, part) for part, (chosen, content) in opened.items()}
     met = {label for part in parts.values() for label in part.names} - {None}
@@ -61,7 +62,7 @@ def open_torchvision(rest: str) -> Source:
 def is_on_disk(rest: str) -> bool:
     """Whether NAME or NAME@FOLDER can be opened without a download."""
     name, _, folder = rest.partition("@")
-    wanted = _Set(name, Path(folder).expanduser() if folder else default_root())
+    wanted = _Set(name, from_home(folder) if folder else default_root())
     if wanted.root.is_dir():  # some would make it
         with suppress(Exception):  # missing and damaged files make sixty loaders raise what they like
             wanted.make()
@@ -71,7 +72,7 @@ def is_on_disk(rest: str) -> bool:
 
 def default_root() -> Path:
     """Where sets are kept unless a folder is given."""
-    return Path(os.environ.get("CMSF_DATA") or "~/.cache/cmsf").expanduser() / "torchvision"
+    return from_home(os.environ.get("CMSF_DATA") or "~/.cache/cmsf") / "torchvision"
 
 
 @dataclass(frozen=True)

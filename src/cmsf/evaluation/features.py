@@ -20,6 +20,7 @@ from torch.nn.functional import normalize
 from cmsf.data import Split, feed
 from cmsf.errors import BadInput
 from cmsf.files import atomically
+from cmsf.printable import one_line
 from cmsf.progress import shown
 from cmsf.views import CentreCrop, normalise
 
@@ -58,7 +59,7 @@ class Extractor:
             try:
                 _write(file, features.cpu())
             except OSError as error:  # it is for the next time alone
-                print(f"features are not kept in {self.kept}: {error.strerror}", file=sys.stderr)
+                print(one_line(f"features are not kept in {self.kept}: {error.strerror}"), file=sys.stderr)
         return features.to(self.device)
 
     @cached_property

@@ -20,6 +20,7 @@ from cmsf.evaluation.judged import judged_splits
 from cmsf.evaluation.linear import STANDARDISED, Standardised, fit_chosen
 from cmsf.evaluation.measures import Judged, Result, hits
 from cmsf.evaluation.predicting import score_all
+from cmsf.files import from_home
 
 SHARES = (0.01, 0.1)
 
@@ -57,7 +58,7 @@ def listed(file: Path, arranged: Dataset, data: Dataset) -> Few:
         raise BadInput(f"{file} has no labels of training images of {data.name}")
     index = torch.tensor([place[arranged.train.paths[i]] for i in there])
     label = torch.tensor([number[arranged.label_names[int(arranged.train.label[i])]] for i in there])
-    content = sha256(file.expanduser().read_bytes()).hexdigest()
+    content = sha256(from_home(file).read_bytes()).hexdigest()
     return Few(file.stem, f"the list {file.name} (sha256 {content})", index, label)
 
 

@@ -32,6 +32,6 @@ class InfoNCE(Objective):
     def __call__(self, step: Step) -> Outcome:
         q, key = step.online[SECOND].embedding, step.query.embedding
         positive = (q * key).sum(1, keepdim=True) / self.temperature
-        negative = (q @ step.bank.embedding.T / self.temperature).masked_fill(~step.others, -torch.inf)
+        negative = (q @ step.rows.embedding.T / self.temperature).masked_fill(~step.others, -torch.inf)
         first = torch.zeros(len(q), dtype=torch.long, device=q.device)
         return Outcome(cross_entropy(torch.cat([positive, negative], dim=1), first))

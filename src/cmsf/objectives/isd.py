@@ -32,8 +32,8 @@ class ISD(Objective):
 
     def __call__(self, step: Step) -> Outcome:
         prediction = step.online[SECOND].prediction
-        student, some = scores_of(prediction, step.bank, step.others, self.temperature)
-        teacher, _ = scores_of(step.query.embedding, step.bank, step.others, self.target_temperature)
+        student, some = scores_of(prediction, step.rows, step.others, self.temperature)
+        teacher, _ = scores_of(step.query.embedding, step.rows, step.others, self.target_temperature)
         student, teacher = student.log_softmax(1), teacher.log_softmax(1)
         # Where a row is ruled out both are -inf, and nothing is to be told apart.
         difference = torch.where(teacher == -torch.inf, 0, teacher - student)

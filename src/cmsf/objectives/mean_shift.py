@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from cmsf.bank import MemoryBank
+from cmsf.bank import MemoryBank, found_in
 from cmsf.constraints import Constraint, SameLabel, Unconstrained
-from cmsf.neighbours import Candidates, Neighbours, search
+from cmsf.neighbours import Neighbours
 from cmsf.objectives.objective import EXTRA, FIRST, SECOND, Objective, Outcome, Step, Together, Watched
-from cmsf.rows import UNKNOWN, Rows
+from cmsf.rows import Rows
 
 
 def constrained_mean_shift(
@@ -42,36 +42,10 @@ def constrained_mean_shift(
     if k is not None and k < 1:
         raise ValueError(f"k = {k} neighbours make no mean; use 1 or more, or None for all")
     with torch.no_grad():
-        rows = bank.rows() if isinstance(bank, MemoryBank) else bank
-        if rows.repeats:
-            raise ValueError("an image has two rows among these; keep one row an image, as MemoryBank does")
-        candidates = constraint(query, rows)
-        if include_query:
-            _check_own_rows(query, rows, candidates)
-        neighbours = search(query, rows, candidates, k, include_query)
+        neighbours = found_in(bank, query, constraint, k, include_query)
     distance = 2 - 2 * (prediction * neighbours.mean).sum(1)
     pulled = neighbours.count > 0
     return (distance * pulled).sum() / pulled.sum().clamp_min(1), neighbours
-
-
-def _check_own_rows(query: Rows, rows: Rows, candidates: Candidates) -> None:
-    """A query that is not in its own C_i has been enqueued wrongly, or not at all."""
-    position = rows.positions_of(query.index)
-    missing = position == UNKNOWN
-    if missing.any():
-        raise ValueError(
-            f"{_count(query, missing)} are not in the bank; enqueue them before the search, or pass include_query=False"
-        )
-    unrelated = ~candidates.contains(query, rows, position)
-    if unrelated.any():
-        raise ValueError(
-            f"{_count(query, unrelated)} are not related to their own rows in the bank; "
-            "enqueue the labels and companions that you search with"
-        )
-
-
-def _count(query: Rows, which: Bool[Tensor, " b"]) -> str:
-    return f"{int(which.sum())} of {len(query)} queries (the first is image {int(query.index[which][0])})"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cmsf.neighbours import EveryRow, search
+from cmsf.bank import found_in
+from cmsf.constraints import Unconstrained
 from cmsf.objectives.objective import FIRST, SECOND, Objective, Outcome, Step, Watched, mean_over
 from cmsf.rows import Rows
 
@@ -41,7 +42,8 @@ class NNCLR(Objective):
         return Outcome((there + back) / 2)
 
     def _contrast(self, step: Step, z: Float[Tensor, "b d"], prediction: Float[Tensor, "b d"]) -> Float[Tensor, ""]:
-        nearest = search(Rows(z.detach(), step.query.index), step.bank, EveryRow(), k=1, include_query=False)
+        query = Rows(z.detach(), step.query.index)
+        nearest = found_in(step.bank, query, Unconstrained(), k=1, include_query=False)
         scores = nearest.mean @ prediction.T / self.temperature
         itself = torch.arange(len(z), device=z.device)
         return mean_over(cross_entropy(scores, itself, reduction="none"), nearest.count > 0)

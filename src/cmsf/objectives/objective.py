@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from cmsf.bank import MemoryBank
 from cmsf.constraints import Constraint, Unconstrained
 from cmsf.encoders import Encoded
 from cmsf.knowledge import Guess
@@ -29,21 +31,26 @@ class Step:
     """One step, as far as the objective has asked for it.
 
     query: the embeddings of the first view that was asked for, without gradient, with what is known of the images.
-    bank: the rows to compare with; none where the objective keeps no bank.
+    bank: what to compare with, as a bank or as plain rows; empty where the objective keeps none.
     online, target: what each encoder made of each view.
     support: the labelled images of SUPPORT.
     """
 
     query: Rows
-    bank: Rows
+    bank: MemoryBank | Rows
     online: dict[int, Encoded] = field(default_factory=dict)
     target: dict[int, Encoded] = field(default_factory=dict)
     support: Rows | None = None
 
+    @cached_property
+    def rows(self) -> Rows:
+        """The rows of the bank, for those who compare with every one of them."""
+        return self.bank.rows() if isinstance(self.bank, MemoryBank) else self.bank
+
     @property
     def others(self) -> Bool[Tensor, "b n"]:
         """Which rows of the bank are there, and of another image than the query."""
-        return self.bank.exists & (self.bank.index != self.query.index[:, None])
+        return self.rows.exists & (self.rows.index != self.query.index[:, None])
 
     @property
     def label(self) -> Int[Tensor, " b"]:
@@ -74,6 +81,11 @@ class Outcome:
     parts: dict[str, Float[Tensor, ""]] = field(default_factory=dict)
     neighbours: Neighbours | None = None
     guess: Guess | None = None
+
+    def plain(self) -> dict[str, float]:
+        """The losses as numbers, by the names they have in a log."""
+        named = {"loss": self.loss} | {f"loss_{name}": part for name, part in self.parts.items()}
+        return {name: float(loss.detach()) for name, loss in named.items()}
 
 
 class Objective(ABC):

@@ -32,8 +32,8 @@ class Prototypes(Objective):
 
     def __call__(self, step: Step) -> Outcome:
         prediction = step.online[SECOND].prediction
-        assert step.bank.label is not None
-        rows = step.bank[step.bank.exists & (step.bank.label != UNKNOWN)]
+        assert step.rows.label is not None
+        rows = step.rows[step.rows.exists & (step.rows.label != UNKNOWN)]
         assert rows.label is not None
         classes, member = rows.label.unique(return_inverse=True)
         total = rows.embedding.new_zeros(len(classes), rows.embedding.shape[1]).index_add_(0, member, rows.embedding)

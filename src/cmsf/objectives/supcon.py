@@ -33,10 +33,10 @@ class SupCon(Objective):
     watched = Watched()
 
     def __call__(self, step: Step) -> Outcome:
-        assert step.bank.label is not None
-        among = step.bank.exists.expand(len(step.query), -1) if self.include_target else step.others
-        alike = among & (step.bank.label == step.label[:, None]) & (step.label != UNKNOWN)[:, None]
-        scores, _ = scores_of(step.online[SECOND].embedding, step.bank, among, self.temperature)
+        assert step.rows.label is not None
+        among = step.rows.exists.expand(len(step.query), -1) if self.include_target else step.others
+        alike = among & (step.rows.label == step.label[:, None]) & (step.label != UNKNOWN)[:, None]
+        scores, _ = scores_of(step.online[SECOND].embedding, step.rows, among, self.temperature)
         chance = torch.where(alike, scores.log_softmax(1), 0).sum(1)
         count = alike.sum(1)
         return Outcome(mean_over(-chance / count.clamp_min(1), count > 0))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tarfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,14 @@ from cmsf.data.decoding import SUFFIXES
 _NAMES_BEFORE_NUMBERS = ("class_name", "label", "cls", "class")
 _BLOCK = 512  # what tar files are made of
 _GZIP = b"\x1f\x8b"
+_EXTENDED = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+_LONGEST_HEADER, _LONGEST_LABEL = 1 << 14, 1 << 20
 
 
 class File:
@@ -25,6 +33,8 @@ class File:
         self.size = os.fstat(self.descriptor).st_size
 
     def read(self, offset: int, size: int) -> bytes:
+        if offset < 0 or size < 0 or offset + size > self.size:  # before memory is taken for it
+            raise OSError("its shard ends before the image does")
         content = os.pread(self.descriptor, size, offset)
         if len(content) < size:
             raise OSError("its shard ends before the image does")
@@ -58,22 +68,55 @@ def scanned(file: File) -> Index:
     key, sample = "", dict[str, tarfile.TarInfo]()
     with (
         open(os.dup(file.descriptor), "rb") as stream,
-        tarfile.open(fileobj=stream, mode="r:") as archive,
+        _believed(),
+        tarfile.open(fileobj=stream, mode="r:", tarinfo=_Member) as archive,
     ):
-        for member in archive:
-            found = re.fullmatch(r"((?:.*/)?[^./]+)\.([^/]*)", member.name, re.DOTALL)
-            if not member.isreg() or found is None:
+        for member in _forward(archive):
+            folder, slash, name = member.name.rpartition("/")
+            stem, dot, ending = name.partition(".")
+            if not member.isreg() or not stem or not dot:
                 continue
-            if found[1] != key or found[2].lower() in sample:
+            if folder + slash + stem != key or ending.lower() in sample:
                 _add(index, key, sample, file)
-                key, sample = found[1], {}
-            sample[found[2].lower()] = member
+                key, sample = folder + slash + stem, {}
+            sample[ending.lower()] = member
         _add(index, key, sample, file)
         end = archive.offset
     # tarfile takes a file that breaks off at a header for one that ends there.
     if os.pread(file.descriptor, _BLOCK, end) != bytes(_BLOCK):
         raise tarfile.ReadError(f"it breaks off after {end} bytes; copy it again")
     return index
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose extended header is not too long to be gone through; tarfile's time grows with its square."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.size < 0 or (self.type in _EXTENDED and self.size > _LONGEST_HEADER):
+            raise tarfile.ReadError(f"a header of {self.size:,} bytes is not to be believed")
+        found: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]
+        return found
+
+
+def _forward(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The members, each after the one before: sizes below zero would lead round in circles."""
+    place = -1
+    for member in archive:
+        if member.size < 0 or archive.offset <= place:
+            raise tarfile.ReadError(f"it leads back from byte {place} to {archive.offset}")
+        place = archive.offset
+        # Bytes that are no UTF-8 have come as halves of letters, which nobody could write down.
+        member.name = member.name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        yield member
+
+
+@contextmanager
+def _believed() -> Iterator[None]:
+    """tarfile takes the numbers in headers for what they say, and stumbles where they are none."""
+    try:
+        yield
+    except (ValueError, ArithmeticError, RecursionError, MemoryError, LookupError) as error:
+        raise tarfile.ReadError(f"a header is damaged ({type(error).__name__})") from None
 
 
 def _add(index: Index, key: str, sample: dict[str, tarfile.TarInfo], file: File) -> None:
@@ -100,13 +143,13 @@ def _label(sample: dict[str, tarfile.TarInfo], file: File) -> str | None:
         value = _listed(_text(sample["json"], file))
     else:
         return None
-    return None if value in (None, "", "-1", -1) else str(value)
+    return None if value in (None, "", "-1", -1) else str(value).encode("utf-8", "replace").decode()
 
 
 def _listed(text: str) -> str | int | None:
     try:
         listed = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(listed, dict):
         return None
@@ -117,4 +160,4 @@ def _listed(text: str) -> str | int | None:
 
 
 def _text(member: tarfile.TarInfo, file: File) -> str:
-    return file.read(member.offset_data, member.size).decode("utf-8", "replace")
+    return file.read(member.offset_data, min(member.size, _LONGEST_LABEL)).decode("utf-8", "replace")

@@ -19,7 +19,7 @@ from jaxtyping import Int
 from PIL import Image
 from torch import Tensor
 
-from cmsf.data.decoding import SUFFIXES
+from cmsf.data.decoding import SUFFIXES, open_image
 from cmsf.data.images import Images
 from cmsf.data.shards.index import File, Index
 from cmsf.data.shards.store import Shard, Store, expanded
@@ -88,7 +88,7 @@ class ShardImages(Images):
 
     def open(self, i: int) -> Image.Image:
         number, offset, size = self.places[i].tolist()
-        return Image.open(io.BytesIO(self._opened(number).read(offset, size)))
+        return open_image(io.BytesIO(self._opened(number).read(offset, size)))
 
     def mark(self, i: int) -> bytes | None:
         number, offset, size = self.places[i].tolist()

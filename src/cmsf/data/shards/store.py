@@ -21,7 +21,8 @@ from urllib.request import url2pathname
 from cmsf.data.shards.index import File, Index, scanned
 from cmsf.data.source import SPLITS
 from cmsf.errors import BadInput
-from cmsf.files import atomically, write_text
+from cmsf.files import atomically, from_home, write_text
+from cmsf.printable import printable
 
 _INDEX_FORMAT = 1
 
@@ -63,7 +64,7 @@ class Store:
             limit = int(float(size) * 1e9)
         except (ValueError, OverflowError):
             raise BadInput(f"CMSF_SHARD_CACHE_GB is {size!r}; give a number of gigabytes") from None
-        return cls(Path(os.environ.get("CMSF_CACHE") or "~/.cache/cmsf").expanduser() / "shards", limit)
+        return cls(from_home(os.environ.get("CMSF_CACHE") or "~/.cache/cmsf") / "shards", limit)
 
     def index(self, shard: Shard) -> Index:
         """What is in a shard, from the last time if it was looked into before."""
@@ -156,7 +157,7 @@ def _local(url: str) -> Path | None:
     parsed = urlparse(url)
     if parsed.scheme == "file":
         return Path(url2pathname(parsed.path)).absolute()
-    path = Path(url).expanduser()
+    path = from_home(url)
     return path.absolute() if not parsed.scheme or os.path.exists(path) else None
 
 
@@ -164,7 +165,7 @@ def _gopen(url: str) -> Any:
     """webdataset's stream of a URL; closing it raises what went wrong with the command behind it."""
     try:
         return import_module("webdataset.gopen").gopen(url, "rb")
-    except ValueError as error:
+    except (ValueError, AssertionError) as error:
         raise OSError(str(error)) from None
 
 
@@ -181,4 +182,4 @@ def digest(text: str) -> str:
 
 
 def one_line(error: Exception) -> str:
-    return " ".join((str(error) or type(error).__name__).split())[:200]
+    return printable(" ".join((str(error) or type(error).__name__).split())[:200])

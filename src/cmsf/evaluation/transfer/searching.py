@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from cmsf.evaluation.transfer.search import Found, Problem, search
 
 TRIALS = 200
 """The paper's."""
+_LONGEST = 80
 
 Search = Callable[[Problem, str], Found]
 """The best settings of a problem; the name is that of the study, and stands for this problem alone."""
@@ -22,5 +24,12 @@ def searching(folder: Path, *, trials: int, processes: int, seed: int, storage: 
     if ray:
         from cmsf.evaluation.transfer.ray_search import search_with_ray
 
-        return lambda problem, name: search_with_ray(problem, name, trials, folder, processes, seed)
-    return lambda problem, name: search(problem, name, trials, storage or folder / f"{name}.journal", processes, seed)
+        return lambda problem, name: search_with_ray(problem, _as_file(name), trials, folder, processes, seed)
+    return lambda problem, name: search(
+        problem, name, trials, storage or folder / f"{_as_file(name)}.journal", processes, seed
+    )
+
+
+def _as_file(name: str) -> str:
+    """A data set may be called ../../anything; its file stays in the folder. A hash at its end tells it apart."""
+    return re.sub(r"[^\w.-]+", "-", name)[-_LONGEST:].lstrip(".-")

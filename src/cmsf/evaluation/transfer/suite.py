@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from jaxtyping import Bool
 from torch import Tensor
 
+from cmsf.data import Request
 from cmsf.data.labels import Labels
 from cmsf.data.torchvision_sets import default_root, is_on_disk
 from cmsf.errors import BadInput, did_you_mean
 from cmsf.evaluation.measures import ACCURACY, MEAN_PER_CLASS
 from cmsf.evaluation.transfer.splits import Rule
+from cmsf.files import from_home
+from cmsf.printable import shown
+from cmsf.yaml_files import read_yaml
 
 
 @dataclass(frozen=True)
@@ -114,22 +118,15 @@ def paper_suite(say: Callable[[str], None]) -> list[TransferSet]:
 
 def read_suite(file: Path) -> list[TransferSet]:
     """A YAML of names and sources; a name of the paper's ten brings that set's splits and measure along."""
-    try:
-        root = yaml.compose(text := file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-        content = yaml.safe_load(text)
-    except OSError as error:
-        raise BadInput(f"cannot read {file}: {error.strerror}") from None
-    except yaml.MarkedYAMLError as error:
-        line = "" if error.problem_mark is None else f" in line {error.problem_mark.line + 1}"
-        raise BadInput(f"{file} is no YAML: {error.problem}{line}") from None
-    except (yaml.YAMLError, ValueError) as error:  # a date that is none is a ValueError, and so is a wrong letter
-        raise BadInput(f"{file} is no YAML: {' '.join(str(error).split())[:160]}") from None
+    content, root = read_yaml(file)
     if not isinstance(content, dict) or not content:
         raise BadInput(f"{file} names no data sets; it has lines such as birds: photos/birds")
     names = [str(key.value) for key, _ in root.value]  # what YAML makes of them may be equal, or no text
-    for name in names:
-        if names.count(name) > 1 or name == MEAN:
+    for name, count in Counter(names).items():
+        if count > 1 or name == MEAN:
             raise BadInput(f"{file} has {name!r} {'twice' if name != MEAN else 'for a name, which the mean has'}")
+    if len(names) != len(content):
+        raise BadInput(f"{file} has {len(names)} names that YAML takes for {len(content)}; put them into quotes")
     return [_read_set(file, name, entry) for name, entry in zip(names, content.values(), strict=True)]
 
 
@@ -140,11 +137,13 @@ def _read_set(file: Path, name: str, entry: Any) -> TransferSet:
         raise BadInput(f"{where} needs a source of images, as {name}: photos/{name} or {name}: {{data: photos/{name}}}")
     for key in settings:
         if key not in _KEYS:
-            raise BadInput(f"{where} has {key!r}; " + did_you_mean(str(key), _KEYS, f"use {', '.join(_KEYS)}"))
-    like = str(settings.get("like", name))
+            raise BadInput(f"{where} has {shown(key)!r}; " + did_you_mean(str(key), _KEYS, f"use {', '.join(_KEYS)}"))
+    like = shown(settings.get("like", name))
     if "like" in settings and like not in PAPER:
         hint = did_you_mean(like, PAPER, f"use one of {', '.join(PAPER)}")
         raise BadInput(f"{where} is to be like {like!r}, which is none of the paper's; {hint}")
+    if Request(settings["data"]).runs_a_command:  # the file may be somebody else's
+        raise BadInput(f"{where} is a shell command, {settings['data']}; give the shards by their paths or URLs")
     found = replace(PAPER.get(like, TransferSet(name, "")), name=name, source=_from(file.parent, settings["data"]))
     amounts = {key: _amount(where, key, settings[key]) for key in ("train", "val", "test") if key in settings}
     if "train" in amounts and not isinstance(amounts.get("val"), int):
@@ -155,7 +154,7 @@ def _read_set(file: Path, name: str, entry: Any) -> TransferSet:
         found = replace(found, rule=Rule(**amounts), counts=None, classes=None, lists=None)
     if "measure" in settings:
         if str(settings["measure"]) not in _MEASURES:
-            raise BadInput(f"{where} has measure {settings['measure']!r}; use top-1 or {MEAN_PER_CLASS}")
+            raise BadInput(f"{where} has measure {shown(settings['measure'])!r}; use top-1 or {MEAN_PER_CLASS}")
         found = replace(found, per_class=_MEASURES[str(settings["measure"])])
     return found
 
@@ -165,7 +164,7 @@ def _amount(where: str, key: str, value: Any) -> Any:
     share = key == "val" and isinstance(value, float) and 0 < value < 1
     if not (whole or share):
         kinds = "a number of images a class, or a share below 1" if key == "val" else "a number of images a class"
-        raise BadInput(f"{where} has {key}: {value}; it takes {kinds}")
+        raise BadInput(f"{where} has {key}: {shown(value)}; it takes {kinds}")
     return value
 
 
@@ -174,7 +173,7 @@ def _from(folder: Path, source: str) -> str:
     scheme, colon, _ = source.partition(":")
     if colon and scheme.isidentifier() and len(scheme) > 1:
         return source
-    return str(folder / Path(source).expanduser())
+    return str(folder / from_home(source))
 
 
 def class_names(
@@ -216,4 +215,4 @@ def _root(source: str) -> Path:
     if not source.startswith("torchvision:"):
         return Path(source)
     _, _, folder = source.partition("@")
-    return Path(folder).expanduser() if folder else default_root()
+    return from_home(folder) if folder else default_root()

@@ -1,0 +1,108 @@
+"""How the search of a bank is divided among processes: time and memory of one, two by queries, and two by rows.
+
+    python bench/ranks.py --out docs/results/bench-ranks.json
+
+A bank of the paper's size, 128,000 rows of 512 with companions, and a batch of 256 queries; every process computes with
+one thread. The ways take turns. Wanted: with the bank in two shares, half of the memory, and about half of the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing
+from torch.nn.functional import normalize
+
+from cmsf.bank import MemoryBank
+from cmsf.constraints import Constraint, NearCompanion, Unconstrained
+from cmsf.distributed import World, joined
+from cmsf.environment import describe_machine
+from cmsf.files import write_text
+from cmsf.rows import Rows
+from cmsf.shared_bank import ReplicatedBank, ShardedBank
+
+SIZE, DIM, BATCH, K = 128_000, 512, 256, 5
+CONSTRAINTS: dict[str, Constraint] = {"unconstrained": Unconstrained(), "near companions": NearCompanion(5)}
+
+
+def measure(rank: int, size: int, port: int, rounds: int, out: Path) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with joined(World(rank, size), torch.device("cpu")) as world:
+        alone = partial(MemoryBank)
+        ways = (
+            {"one process": alone}
+            if size == 1
+            else {
+                "two, by queries": partial(ReplicatedBank, world),
+                "two, by rows": partial(ShardedBank, world),
+            }
+        )
+        banks = {name: _filled(make(SIZE, DIM, DIM)) for name, make in ways.items()}
+        query = _rows(torch.arange(SIZE - BATCH, SIZE))
+        found: dict[str, Any] = {}
+        for name, bank in banks.items():
+            held = bank.embedding.nbytes + (0 if bank.companion is None else bank.companion.nbytes)
+            found[name] = {"megabytes a process": round(held / 1e6, 1)} | {kind: [] for kind in CONSTRAINTS}
+        for turn in range(rounds + 1):
+            for name, bank in banks.items():
+                for kind, constraint in CONSTRAINTS.items():
+                    world.wait()
+                    start = time.perf_counter()
+                    bank.find(query, constraint, K)
+                    world.wait()
+                    if turn:  # the first one warms up
+                        found[name][kind].append(time.perf_counter() - start)
+        if world.leads:
+            out.write_text(json.dumps(found))
+
+
+def _rows(index: torch.Tensor) -> Rows:
+    generator = torch.Generator().manual_seed(int(index[0]))
+    embedding, companion = (normalize(torch.randn(len(index), DIM, generator=generator), dim=1) for _ in range(2))
+    return Rows(embedding, index, None, companion)
+
+
+def _filled(bank: MemoryBank) -> MemoryBank:
+    for index in torch.arange(SIZE).split(BATCH):
+        bank.enqueue(_rows(index))
+    return bank
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for size in (1, 2):
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            out = Path(folder) / f"{size}.json"
+            torch.multiprocessing.spawn(measure, (size, port, given.rounds, out), nprocs=size)
+            found |= json.loads(out.read_text())
+    one = found["one process"]
+    for way in found.values():
+        for kind in CONSTRAINTS:
+            way[f"{kind}, median seconds"] = round(statistics.median(way[kind]), 4)
+            way[f"{kind}, times as fast"] = round(statistics.median(one[kind]) / statistics.median(way[kind]), 2)
+    setting = {"rows": SIZE, "width": DIM, "queries": BATCH, "k": K, "rounds": given.rounds}
+    write_text(given.out, json.dumps({"setting": setting, "ways": found, **describe_machine("cpu")}, indent=1) + "\n")
+    for name, way in found.items():
+        print(name, {key: value for key, value in way.items() if not isinstance(value, list)})
+
+
+if __name__ == "__main__":
+    main()

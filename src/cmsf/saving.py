@@ -1,0 +1,115 @@
+"""Saving while training goes on: copied in between two steps, written by a thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from cmsf import checkpoint
+from cmsf.checkpoint import Checkpoint, Damaged
+from cmsf.errors import BadInput, some_of
+from cmsf.learner import Learner
+from cmsf.recipe import Resolved
+from cmsf.snapshot import CACHE, CHANGED, PROGRESS, STATE, copy_cache, copy_changes, copy_state, put_back
+
+
+class Saver:
+    """The checkpoints of a run. Of several processes all copy, for each may hold a share, and the first one writes."""
+
+    def __init__(self, folder: Path, recipe: Resolved, learner: Learner) -> None:
+        self.folder, self.recipe, self.learner = folder, recipe, learner
+        self.newest: Checkpoint | None = None
+        self._whole: checkpoint.Part | None = None  # the cache on the disk that `changed` counts from
+        self._damaged: list[Path] = []
+        self._thread = ThreadPoolExecutor(1, "saving")
+        self._writing: Future[Checkpoint] | None = None
+
+    @property
+    def step(self) -> int:
+        """Where the same command would go on."""
+        return 0 if self.newest is None else self.newest.step
+
+    def go_back(self, say: Callable[[str], None]) -> dict[str, Any] | None:
+        """Fill the learner from the newest checkpoint that is whole, naming those that are not.
+
+        Returns the progress that was saved with it; None where there is no checkpoint at all.
+        """
+        damaged: list[str] = []
+        for path in reversed(checkpoint.manifests(self.folder)):
+            try:
+                found = Checkpoint.read(path)
+                self._check_recipe(found)
+                progress = put_back(self.learner, found.contents())
+                if progress.get("step") != found.step:
+                    raise Damaged("its parts are of another step")
+            except Damaged as error:
+                damaged.append(f"{path.name}: {str(error)[:80]}")
+                self._damaged.append(path)
+                say(f"checkpoint {path.name} cannot be used: {error}")
+                continue
+            self.newest, self._whole = found, found.parts.get(CACHE)
+            return progress
+        if damaged:
+            others = f"; likewise {len(damaged) - 1} before it" if len(damaged) > 1 else ""
+            raise BadInput(
+                f"no checkpoint in {self.folder} can be used ({damaged[0]}{others}); put back what was there, or "
+                "remove that folder to begin again"
+            )
+        return None
+
+    def _check_recipe(self, found: Checkpoint) -> None:
+        differences = self.recipe.differences(found.recipe)
+        if differences:
+            raise BadInput(
+                f"checkpoint {found.path.name} is of another recipe than its run ({some_of(differences, 3)}); put back "
+                "the recipe.yaml or the checkpoints that belong together"
+            )
+
+    def save(self, step: int, progress: dict[str, Any], whole: bool) -> None:
+        """Copy everything now and write it while training goes on; waits for the one before, and raises its error.
+
+        whole: all of a cache that is as long as the data, and not just what has changed.
+        """
+        self.wait()
+        cache, world = self.learner.knowledge.apart, self.learner.world
+        # The first process knows what is on the disk: whether this step is, and a whole cache that changes count from.
+        wanted = 2 if whole or self._whole is None else 1
+        wanted = 0 if self.newest is not None and self.newest.step == step else wanted
+        (wanted,) = world.largest(wanted if world.leads else 0)
+        if not wanted:
+            return  # its files are there, and to go on from them is the same
+        contents: dict[str, Any] = {STATE: copy_state(self.learner) | {PROGRESS: progress}}
+        older = {}
+        if cache is not None and wanted == 2:
+            contents[CACHE] = copy_cache(cache)
+            self._whole = None  # until this one is on the disk
+        elif cache is not None:
+            contents[CHANGED] = copy_changes(cache)
+            older = {} if self._whole is None else {CACHE: self._whole}
+        if world.leads:
+            self._writing = self._thread.submit(checkpoint.write, self.folder, step, self.recipe, contents, older)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a write has failed meanwhile; `wait` says how."""
+        return self._writing is not None and self._writing.done() and self._writing.exception() is not None
+
+    def wait(self) -> None:
+        """Until what is being written is on the disk, or its error."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            self.newest = writing.result()
+            self._whole = self.newest.parts.get(CACHE)
+            while self._damaged:  # there is a newer one now, and nobody needs to be told of them again
+                self._damaged.pop().unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.shutdown(wait=True)

@@ -1,0 +1,464 @@
+"""Several processes compute what one does."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import oracle
+import pytest
+import torch
+from helpers import noise, random_rows, write_npz, write_photos
+from ranks import learn_each, together
+from torch import nn
+
+import cmsf
+from cmsf import checkpoint
+from cmsf.assembly import make_learner
+from cmsf.bank import EmbeddingCache
+from cmsf.batch_norm import synchronise
+from cmsf.checkpoint import Checkpoint
+from cmsf.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
+from cmsf.data import Dataset
+from cmsf.distributed import World, asked_for
+from cmsf.errors import BadInput
+from cmsf.recipe import Recipe
+from cmsf.recipes import find as find_recipe
+from cmsf.resolving import resolve
+from cmsf.rows import UNKNOWN, Rows
+from cmsf.shared_bank import ReplicatedBank, ShardedBank
+
+SMALL = {
+    "batch_size": 16,
+    "bank_size": 64,
+    "size": 12,
+    "projection_hidden": 16,
+    "projection_dim": 8,
+    "precision": "fp64",
+    "epochs": 4,
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "cmsf-self": {},
+    "cmsf-sup": {},
+    "cmsf-sup-all": {"include_query": False},
+    "cmsf-semi": {"pseudo_threshold": 0.4},
+    "cmsf-semi offline": {"pseudo_threshold": 0.4, "pseudo_cache": "offline"},
+    "cmsf-self with extra crops": {"extra_crops": 2, "extra_size": 8},
+    "cmsf-self by a third view": {"companions": "third-view"},
+    "simclr": {},
+    "supcon": {},
+    "cmsf-self in fp32": {"precision": "fp32"},
+}
+
+
+def recipe_of(method: str) -> Recipe:
+    changes = SMALL | METHODS[method]
+    if method == "simclr":
+        changes.pop("bank_size")
+    return find_recipe(f"{method.split()[0]}-small", small_images=True).changed(changes)
+
+
+def assert_close(one: Any, other: Any, tolerance: float) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(value, other[name], rtol=0, atol=tolerance, equal_nan=True, msg=name)
+        else:
+            assert value == other[name]
+
+
+def images_for(method: str) -> Dataset:
+    """Of three classes; for few labels, every other image has none."""
+    data = noise(80, 8)
+    if not method.startswith("cmsf-semi"):
+        return data
+    label = torch.where(torch.arange(80) % 2 == 0, data.train.label, UNKNOWN)
+    return replace(data, train=replace(data.train, label=label))
+
+
+STEPS = 20
+SHARDED = ("cmsf-self", "cmsf-sup", "cmsf-sup-all", "cmsf-semi")
+BY_THREE = ("cmsf-self", "cmsf-sup-all")
+Results = dict[str, dict[str, Any]]
+
+
+def job(method: str) -> tuple[Any, ...]:
+    """In fp32 another order of summation alone moves weights by a hundredth in 20 steps; there it is one."""
+    return recipe_of(method), images_for(method), 1 if method.endswith("fp32") else STEPS
+
+
+@pytest.fixture(scope="module")
+def alone() -> Results:
+    torch.set_num_threads(1)
+    return learn_each(World(), {method: job(method) for method in METHODS})
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
+    jobs = {method: job(method) for method in METHODS}
+    jobs |= {f"{method}, sharded": (*job(method), True) for method in SHARDED}
+    return together(2, learn_each, jobs, into=tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def three_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
+    jobs = {method: job(method) for method in BY_THREE}
+    jobs |= {f"{method}, sharded": (*job(method), True) for method in BY_THREE}
+    return together(3, learn_each, jobs, into=tmp_path_factory.mktemp("three"))
+
+
+def assert_same_learning(one: dict[str, Any], other: dict[str, Any], tolerance: float = 1e-9) -> None:
+    assert_close(one["encoders"], other["encoders"], tolerance)
+    assert one["losses"] == pytest.approx(other["losses"], abs=tolerance)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_ranks_compute_what_one_does(method: str, alone: Results, two_ranks: list[Results]) -> None:
+    tolerance = 1e-5 if method.endswith("fp32") else 1e-9
+    for rank in two_ranks:
+        assert_same_learning(rank[method], alone[method], tolerance)
+    assert_close(two_ranks[0][method]["bank"], alone[method]["bank"], tolerance)
+
+
+@pytest.mark.parametrize("method", SHARDED)
+def test_a_bank_in_two_parts_finds_what_a_whole_one_does(method: str, alone: Results, two_ranks: list[Results]) -> None:
+    for rank in two_ranks:
+        assert_same_learning(rank[f"{method}, sharded"], alone[method])
+    assert_close(two_ranks[0][f"{method}, sharded"]["bank"], alone[method]["bank"], 1e-9)
+
+
+@pytest.mark.parametrize("kind", ["", ", sharded"])
+@pytest.mark.parametrize("method", BY_THREE)
+def test_shares_of_a_batch_need_not_be_equal(
+    method: str, kind: str, alone: Results, three_ranks: list[Results]
+) -> None:
+    for rank in three_ranks:  # 16 images: 6, 5 and 5
+        assert_same_learning(rank[method + kind], alone[method])
+    assert_close(three_ranks[0][method + kind]["bank"], alone[method]["bank"], 1e-9)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten())
+    return made.extend([nn.Linear(144, 6), nn.BatchNorm1d(6, affine=False, momentum=None)]).double()
+
+
+def one_pass(world: World, images: torch.Tensor) -> dict[str, Any]:
+    """Forwards and backwards through layers with BatchNorm, on one's share of the images."""
+    layers = synchronise(network(), world, torch.device("cpu"))
+    mine = images[world.part(len(images))].requires_grad_()
+    output = world.gather(layers(mine))
+    (output**3).sum().backward()
+    world.sum_gradients(layers.parameters())
+    layers.eval()
+    return {
+        "output": output.detach(),
+        "in eval mode": layers(images).detach(),
+        "images": world.gather(mine.grad),
+        **{name: parameter.grad for name, parameter in layers.named_parameters()},
+        **layers.state_dict(),
+    }
+
+
+def test_batch_norm_over_ranks_is_batch_norm_over_the_whole_batch(tmp_path: Path) -> None:
+    images = torch.randn(7, 3, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    alone = one_pass(World(), images.clone())
+    for rank in together(2, one_pass, images, into=tmp_path):
+        assert_close(rank, alone, 1e-12)
+
+
+def shuffled(world: World, images: torch.Tensor) -> dict[str, Any]:
+    """The target's embeddings of a batch with ShuffleBN, after one pass, and what BatchNorm has seen of it."""
+    recipe, data = recipe_of("cmsf-self").changed({"batch_norm": "shuffle"}), noise(80, 8)
+    learner = make_learner(resolve(recipe, data, 12), data.train.label, "cpu", world=world)
+    mine = images[world.part(len(images))]
+    target = learner.encoders.target
+    assert target is not None
+    return {"u": learner._embed(mine).of_all(world).embedding, "mean": target.backbone.stem[1].running_mean}
+
+
+def test_with_shuffle_bn_the_target_sees_shares_that_mix_those_of_the_online_encoder(tmp_path: Path) -> None:
+    images = torch.randn(8, 3, 12, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    ranks = together(2, shuffled, images, into=tmp_path)
+    assert torch.equal(ranks[0]["u"], ranks[1]["u"])
+    for rank, seen in enumerate(ranks):
+        alone = shuffled(World(), images[rank::2])  # every other image is a share of the target's
+        torch.testing.assert_close(seen["u"][rank::2], alone["u"])
+        torch.testing.assert_close(seen["mean"], alone["mean"])
+
+
+def test_a_bank_that_is_compared_with_as_a_whole_cannot_be_sharded() -> None:
+    data = noise(80, 8)
+    with pytest.raises(BadInput, match="--bank-sharded is for methods that choose neighbours"):
+        make_learner(resolve(recipe_of("supcon"), data, 12), data.train.label, "cpu", bank_sharded=True)
+
+
+def test_processes_share_a_cache_of_half_the_bits() -> None:
+    shares = [EmbeddingCache(1001, 512, torch.float16, World(rank, 4)) for rank in range(4)]
+    assert sum(len(share.embedding) for share in shares) == 1001
+    whole = sum(share.embedding.nbytes + share.changed.nbytes for share in shares)
+    assert whole / 1001 * 1_281_167 < 1.4e9  # of ImageNet
+
+
+CONSTRAINTS: dict[str, Constraint] = {
+    "none": Unconstrained(),
+    "label": SameLabel(),
+    "companion": NearCompanion(7),
+    "any companion": NearCompanion(None),
+}
+
+
+def search_both(world: World, rows: Rows, query: Rows) -> dict[str, Any]:
+    """What both kinds of banks find, by every constraint, and how far away it is."""
+    found = {}
+    for kind in (ReplicatedBank, ShardedBank):
+        bank = kind(world, 50, rows.embedding.shape[1], rows.companion.shape[1], dtype=torch.float64)  # type: ignore[union-attr]
+        for some in torch.arange(len(rows)).split(9):  # it wraps round, and images enter again
+            bank.enqueue(rows[some])
+        bank.enqueue(query)
+        for name, constraint in CONSTRAINTS.items():
+            for k in (1, 6, 60, None):
+                for include_query in (True, False):
+                    near = bank.find(query, constraint, k, include_query)
+                    key = f"{kind.__name__} {name} {k} {include_query}"
+                    found[key] = {"count": near.count, "mean": near.mean}
+                    if near.row is not None:
+                        found[key] |= {"row": near.row, "rank": bank.rank(query, near.row[:, 0].clamp_min(0))}
+    return found
+
+
+def test_a_divided_search_equals_the_slow_search_of_the_whole_bank(tmp_path: Path) -> None:
+    rows, query = random_rows(70, seed=3, unknown=0.2), random_rows(8, seed=4, unknown=0.2)
+    bank = cmsf.MemoryBank(50, 6, 6, dtype=torch.float64)
+    for some in torch.arange(70).split(9):
+        bank.enqueue(rows[some])
+    bank.enqueue(query)
+    related = {
+        "none": oracle.everything(query, bank.rows()),
+        "label": oracle.same_label(query, bank.rows()),
+        "companion": oracle.near_companion(query, bank.rows(), 7),
+        "any companion": oracle.near_companion(query, bank.rows(), 50),
+    }
+    for rank in together(3, search_both, rows, query, into=tmp_path):
+        for key, near in rank.items():
+            name, k, include_query = key.split(" ", 1)[1].rsplit(" ", 2)
+            wanted = None if k == "None" else int(k)
+            sets = oracle.chosen(query, bank.rows(), related[name], wanted, include_query == "True")
+            assert near["count"].tolist() == [len(chosen) for chosen in sets], key
+            if wanted is not None:
+                assert [[i for i in line if i != UNKNOWN] for line in near["row"].tolist()] == sets, key
+            for mean, chosen in zip(near["mean"], sets, strict=True):
+                if chosen:
+                    torch.testing.assert_close(mean, bank.embedding[chosen].mean(0))
+            if wanted is not None:
+                assert torch.equal(near["rank"], bank.rank(query, near["row"][:, 0].clamp_min(0))), key
+
+
+@pytest.mark.parametrize(
+    ("environment", "world"),
+    [
+        ({}, World()),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, World()),
+        ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, World(3, 8, 1, 2)),
+        (
+            {
+                "SLURM_PROCID": "5",
+                "SLURM_STEP_NUM_TASKS": "8",
+                "SLURM_LOCALID": "1",
+                "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+            },
+            World(5, 8, 1, 4),
+        ),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, World()),  # a batch script, which runs once
+    ],
+)
+def test_torchrun_and_slurm_say_who_a_process_is(environment: dict[str, str], world: World) -> None:
+    assert asked_for(environment) == world
+
+
+@pytest.mark.parametrize("count", [1, 5, 16, 17])
+def test_shares_are_all_of_it_and_differ_by_one_at_most(count: int) -> None:
+    worlds = [World(rank, 3) for rank in range(3)]
+    shares = [list(range(count)[world.part(count)]) for world in worlds]
+    assert [i for share in shares for i in share] == list(range(count))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    dealt = torch.cat([world.dealt(torch.arange(count)) for world in worlds])
+    assert torch.equal(dealt[worlds[0].undealt(count)], torch.arange(count))
+
+
+# What follows are real runs, started by torchrun. Their steps are short, or else rounding grows a millionfold in them.
+
+RUN = (
+    "--epochs",
+    "12",
+    "--lr",
+    "0.005",
+    "--batch-size",
+    "16",
+    "--projection-hidden",
+    "16",
+    "--projection-dim",
+    "8",
+    "--size",
+    "12",
+)
+EXACT = (*RUN, "--precision", "fp64", "--evaluate-every", "0", "--log-every", "2", "--seed", "3")
+
+
+def command(ranks: int, *arguments: str, restarts: int = 0) -> list[str]:
+    module = ["-m", "cmsf", "train", *arguments, "--threads", "1", "--device", "cpu"]
+    if ranks == 1:
+        return [sys.executable, *module]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [sys.executable, *launch, "--max-restarts", str(restarts), *module]
+
+
+def train(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(ranks, *arguments), capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_npz(tmp_path_factory.mktemp("data") / "bars.npz", per_class=20, classes=4, side=12)
+
+
+@pytest.fixture(scope="module")
+def by_one(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> cmsf.Run:
+    out = tmp_path_factory.mktemp("one") / "run"
+    done = train(1, "cmsf-self-small", "--data", str(bars), "--out", str(out), *EXACT)
+    assert done.returncode == 0, done.stderr
+    return cmsf.Run(out)
+
+
+def assert_same_but_for_rounding(one: cmsf.Run, other: cmsf.Run) -> None:
+    """Weights, bank and cache in the newest checkpoint, the network, and every number of the log."""
+    first, second = (run_state(run) for run in (one, other))
+    for part in ("encoders", "bank"):
+        assert_close(first["state"][part], second["state"][part], 1e-9)
+    torch.testing.assert_close(first["cache"], second["cache"], rtol=0, atol=1e-9, equal_nan=True)
+    lines = [[json.loads(line) for line in run.folder.metrics_file.read_text().splitlines()] for run in (one, other)]
+    assert len(lines[0]) == len(lines[1])
+    for mine, theirs in zip(*lines, strict=True):
+        assert mine.keys() == theirs.keys()
+        for name in mine.keys() - {"images_per_second", "pseudo_cost"}:
+            assert mine[name] == pytest.approx(theirs[name], abs=1e-9), name
+
+
+def run_state(run: cmsf.Run) -> dict[str, Any]:
+    newest = checkpoint.newest(run.folder.checkpoints)
+    assert newest is not None
+    contents = Checkpoint.read(newest).contents()
+    return {"state": contents["state"], "cache": contents["cache"]["embedding"]}
+
+
+def test_torchrun_trains_what_one_process_does_and_one_speaks(bars: Path, by_one: cmsf.Run, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = train(2, "cmsf-self-small", "--data", str(bars), "--out", str(out), *EXACT)
+    assert done.returncode == 0, done.stderr
+    assert_same_but_for_rounding(cmsf.Run(out), by_one)
+    assert done.stderr.count("epoch   1") == 1
+    assert json.loads((out / "environment.json").read_text())["processes"] == 2
+
+
+def test_any_number_of_ranks_goes_on_from_a_checkpoint_of_any_other(
+    bars: Path, by_one: cmsf.Run, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    given = ("cmsf-self-small", "--data", str(bars), "--out", str(out), *EXACT)
+    said = stopped_by_a_scheduler(2, *given, "--bank-sharded")
+    newest = checkpoint.newest(out / "checkpoints")
+    assert newest is not None
+    assert Checkpoint.read(newest).step >= json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    assert said.count("stopped by SIGTERM after a checkpoint") == 2, said
+    done = train(3, *given)
+    assert done.returncode == 0, done.stderr
+    assert_same_but_for_rounding(cmsf.Run(out), by_one)
+
+
+def stopped_by_a_scheduler(ranks: int, *arguments: str) -> str:
+    """SIGTERM to torchrun and to all that it has started, which it hands on besides; what they said."""
+    out = Path(arguments[arguments.index("--out") + 1])
+    process = subprocess.Popen(command(ranks, *arguments), stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: lines_of(out) > 1 or process.poll() is not None)
+    start = time.monotonic()
+    for one in (process.pid, *children(process.pid)):
+        os.kill(one, signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert time.monotonic() - start < 30
+    return said
+
+
+def children(parent: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(parent)], capture_output=True, text=True, check=True)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+def lines_of(out: Path) -> int:
+    file = out / "metrics.jsonl"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def wait_for(condition: Any, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_killed_rank_comes_back_and_the_result_is_the_same(
+    which: int, bars: Path, by_one: cmsf.Run, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    arguments = ("cmsf-self-small", "--data", str(bars), "--out", str(out), *EXACT)
+    process = subprocess.Popen(command(2, *arguments, restarts=2), stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: lines_of(out) > 3 or process.poll() is not None)
+    killed = children(process.pid)[which]
+    os.kill(killed, signal.SIGKILL)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert f"failed (exitcode: -9) local_rank: {which}" in said
+    assert "going on from step" in said or "epoch   1" in said
+    assert_same_but_for_rounding(cmsf.Run(out), by_one)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_what_one_rank_cannot_read_is_said_once_and_stops_all(split: str, tmp_path: Path) -> None:
+    """A training image is one rank's; test images are looked at by the first alone."""
+    for name, seed in (("train", 0), ("test", 1)):
+        write_photos(tmp_path / "photos" / name, per_class=8, classes=2, side=40 + seed)
+    out = tmp_path / "run"
+    lost = sorted((tmp_path / "photos" / split).rglob("*.jpg"))[3]
+    lost.write_bytes(b"no image")
+    given = ("msf-small", "--data", str(tmp_path / "photos"), "--out", str(out), "--cache", "off", "--workers", "0")
+    done = train(2, *given, *RUN, "--batch-size", "8", "--evaluate-every", "1")
+    assert done.returncode != 0
+    assert done.stderr.count(lost.name) == 1, done.stderr
+    assert "gloo" not in done.stderr
+    assert done.stderr.count("Traceback (most recent call last)") == 1  # torchrun's own, which tells that a rank failed
+    lost.write_bytes(lost.with_name(sorted(path.name for path in lost.parent.iterdir())[0]).read_bytes())
+    assert train(2, *given, *RUN, "--batch-size", "8", "--evaluate-every", "1").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "are no numbers of processes"),
+        ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK 5 is none of WORLD_SIZE 2"),
+    ],
+)
+def test_a_launcher_that_says_nonsense_is_told_so(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        asked_for(environment)
+
+
+def test_a_batch_smaller_than_the_processes_is_refused(bars: Path, tmp_path: Path) -> None:
+    done = train(3, "msf-small", "--data", str(bars), "--out", str(tmp_path / "run"), *RUN, "--batch-size", "2")
+    assert done.returncode != 0
+    assert done.stderr.count("--batch-size 2 is less than 3 processes") == 1, done.stderr
+    assert not (tmp_path / "run").exists()

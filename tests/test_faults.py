@@ -1,0 +1,352 @@
+"""Faults that really happen: processes killed, disks full, images gone, numbers that are none. Nothing lost, nothing
+different."""
+
+import json
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import write_npz, write_photos
+from runs import TINY, StopAt, assert_same_run, metrics, scalars, state
+
+import cmsf
+from cmsf import checkpoint
+from cmsf.data import feeding
+from cmsf.data.feeding import _Cutter
+from cmsf.learner import Learner
+from cmsf.screen import Screen
+from cmsf.training import Stopped
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+KILLED = {"epochs": 6, "batch_size": 16, "log_every": 2, "projection_hidden": 32, "projection_dim": 16}
+PATIENCE = 120
+
+
+@pytest.fixture(scope="module")
+def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_npz(tmp_path_factory.mktemp("data") / "bars.npz")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("photos"), per_class=20, classes=3, side=40)
+
+
+def start(out: Path, *flags: str | Path, limit: int | None = None, **settings: Any) -> subprocess.Popen[str]:
+    """A process that trains; limit: the largest file it may write."""
+    flags += tuple(f"--{name.replace('_', '-')}={value}" for name, value in settings.items())
+    command = [sys.executable, "-m", "cmsf", "train", *map(str, flags), "--threads", "1"]
+    command += [] if "--resume" in flags else ["--out", str(out)]
+    before = None if limit is None else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=before, start_new_session=True)
+
+
+def await_step(process: subprocess.Popen[str], out: Path, step: int) -> None:
+    """Until the log has a line of this step or a later one."""
+    file, deadline = out / "metrics.jsonl", time.monotonic() + PATIENCE
+    while True:
+        lines = file.read_text().splitlines() if file.exists() else []
+        with_steps = [line for line in lines[-3:] if line.startswith("{") and line.endswith("}")]
+        if any(json.loads(line)["step"] >= step for line in with_steps):
+            return
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def await_half_written(process: subprocess.Popen[str], out: Path) -> list[Path]:
+    """Hold the process while a checkpoint is half there."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        if list((out / "checkpoints").glob(".*.part")):
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(0.05)
+            parts = list((out / "checkpoints").glob(".*.part"))
+            if parts:
+                return parts
+            process.send_signal(signal.SIGCONT)
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.0002)
+
+
+def test_a_run_that_is_killed_at_any_moment_equals_one_that_is_not(bars: Path, tmp_path: Path) -> None:
+    whole = cmsf.train("cmsf-self-small", bars, tmp_path / "whole", quiet=True, **KILLED)
+    out, chance = tmp_path / "killed", random.Random(5)
+    given = ("cmsf-self-small", "--data", bars, "--checkpoint-minutes", "0.002")
+    resumed = ("--resume", out, "--checkpoint-minutes", "0.002")
+    for kill in range(3):
+        process = start(out, *(resumed if kill else given), **({} if kill else KILLED))
+        if kill == 1:
+            half_written = await_half_written(process, out)
+        else:
+            await_step(process, out, chance.randrange(5 + 15 * kill, 15 + 15 * kill))
+            time.sleep(chance.random() / 20)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        if kill == 1:
+            assert all(part.exists() for part in half_written)
+    process = start(out, *resumed)
+    said = process.communicate(timeout=PATIENCE)[1]
+    assert process.returncode == 0, said
+    assert "going on from step" in said
+    killed = cmsf.Run(out)
+    assert_same_run(whole, killed)
+    steps = [line["step"] for line in metrics(killed, "step")]
+    assert steps == sorted(set(steps))
+    assert scalars(killed) == scalars(whole)
+    assert not list(out.rglob("*.part"))
+
+
+def test_a_signal_in_mid_epoch_beside_workers_and_a_save_stops_at_once_and_loses_nothing(
+    photos: Path, tmp_path: Path
+) -> None:
+    settings = {"epochs": 4, "batch_size": 4, "log_every": 1, "size": 16, "cache": "off", "evaluate_every": 0}
+    settings |= {"projection_hidden": 32, "projection_dim": 16}
+    whole = cmsf.train("cmsf-self-small", photos, tmp_path / "whole", quiet=True, workers=0, **settings)
+    out, machine = tmp_path / "run", ("--workers", "2", "--checkpoint-minutes", "0.002")
+    process = start(out, "cmsf-self-small", "--data", photos, *machine, **settings)
+    await_step(process, out, 17)  # of 13 an epoch
+    for number, code, last in ((signal.SIGTERM, 143, 17), (signal.SIGINT, 130, 30)):
+        await_half_written(process, out)
+        asked = time.monotonic()
+        os.killpg(process.pid, number)
+        os.killpg(process.pid, signal.SIGCONT)
+        said = process.communicate(timeout=PATIENCE)[1]
+        assert time.monotonic() - asked < 10
+        assert process.returncode == code, said
+        assert "after a checkpoint; the same command goes on" in said
+        assert "Traceback" not in said
+        assert last <= state(cmsf.Run(out))["progress"]["step"] == metrics(cmsf.Run(out))[-1]["step"]
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)  # no worker is left
+        process = start(out, "--resume", out, *machine)
+        await_step(process, out, 30)
+    assert process.wait(PATIENCE) == 0
+    assert_same_run(whole, cmsf.Run(out))
+
+
+@pytest.fixture
+def file_size() -> Iterator[Any]:
+    """How large a file this process may write, as on a disk that is full; None: as large as it likes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size: int | None) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limits[0] if size is None else size, limits[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+class At(Screen):
+    """Does something at some steps, and keeps what was said."""
+
+    def __init__(self, **actions: Any) -> None:
+        super().__init__(quiet=True)
+        self.actions = {int(name.removeprefix("step_")): action for name, action in actions.items()}
+        self.said: list[str] = []
+
+    def step(self, step: int, line: Any) -> None:
+        if step in self.actions:
+            self.actions.pop(step)()
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+SMALL_FILES = 100_000
+"""Enough for a log, and not for a checkpoint."""
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def whole(bars: Path) -> cmsf.Run:
+    return cmsf.train("cmsf-self-small", bars, bars.parent / "whole", quiet=True, **TINY)
+
+
+def test_a_full_disk_stops_a_process_with_the_numbers_and_its_last_checkpoint(
+    bars: Path, whole: cmsf.Run, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(Stopped):
+        cmsf.train("cmsf-self-small", bars, out, screen=StopAt(6, signal.SIGTERM), **TINY)
+    before = content(out / "checkpoints")
+    process = start(out, "--resume", out, limit=SMALL_FILES)
+    said = process.communicate(timeout=PATIENCE)[1]
+    assert process.returncode == 2, said
+    (line,) = [line for line in said.splitlines() if line.startswith("cmsf: ")]
+    for words in ("File too large", "needed", "free)", "raise ulimit -f", "goes on from step 6"):
+        assert words in line
+    assert "Traceback" not in said
+    assert content(out / "checkpoints") == before
+    assert_same_run(whole, cmsf.resume(out, quiet=True))
+
+
+def test_a_run_may_go_on_without_room_and_saves_again_when_there_is_some(
+    bars: Path, whole: cmsf.Run, tmp_path: Path, file_size: Any
+) -> None:
+    screen = At(step_6=lambda: file_size(SMALL_FILES), step_10=lambda: file_size(None))
+    run = cmsf.train("cmsf-self-small", bars, tmp_path / "run", screen=screen, on_full_disk="go-on", **TINY)
+    assert any("File too large" in text and "goes on from step 4" in text for text in screen.said)
+    assert_same_run(whole, run)
+    assert not list(run.path.rglob("*.part"))
+
+
+def test_lines_that_find_no_room_are_kept_and_written_later_without_a_gap(
+    bars: Path, whole: cmsf.Run, tmp_path: Path, file_size: Any
+) -> None:
+    out, halves = tmp_path / "run", []
+
+    def almost_full() -> None:
+        file_size((out / "metrics.jsonl").stat().st_size + 100)  # half a line
+
+    def look() -> None:
+        halves.append((out / "metrics.jsonl").read_bytes())
+        file_size(None)
+
+    screen = At(step_6=almost_full, step_10=look)
+    settings = TINY | {"checkpoint_every": 3}
+    run = cmsf.train("cmsf-self-small", bars, out, screen=screen, on_full_disk="go-on", **settings)
+    assert sum("its lines are kept in memory" in text for text in screen.said) == 1
+    assert any("no more events for TensorBoard" in text for text in screen.said)
+    assert halves[0].endswith(b"}\n")
+    assert json.loads(halves[0].splitlines()[-1])["step"] == 6
+    assert [line["loss"] for line in metrics(run)] == [line["loss"] for line in metrics(whole)]
+
+
+def test_a_full_disk_at_a_signal_is_said_and_the_older_checkpoint_goes_on(
+    bars: Path, whole: cmsf.Run, tmp_path: Path, file_size: Any
+) -> None:
+    def full_and_stopped() -> None:
+        file_size(SMALL_FILES)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    screen = At(step_6=full_and_stopped)
+    with pytest.raises(Stopped) as stopped:
+        cmsf.train("cmsf-self-small", bars, tmp_path / "run", screen=screen, **TINY)
+    assert not stopped.value.saved
+    assert any("step-00000006-state.pt: File too large" in text for text in screen.said)
+    file_size(None)
+    assert_same_run(whole, cmsf.resume(tmp_path / "run", quiet=True))
+
+
+def test_a_full_disk_at_the_end_leaves_a_run_that_the_same_command_finishes(
+    bars: Path, whole: cmsf.Run, tmp_path: Path, file_size: Any
+) -> None:
+    screen = At(step_12=lambda: file_size(SMALL_FILES))
+    with pytest.raises(cmsf.BadInput, match=r"backbone.safetensors: File too large .* goes on from step 8"):
+        cmsf.train("cmsf-self-small", bars, tmp_path / "run", screen=screen, on_full_disk="go-on", **TINY)
+    assert not list((tmp_path / "run").rglob("*.part"))
+    file_size(None)
+    assert_same_run(whole, cmsf.resume(tmp_path / "run", quiet=True))
+
+
+FROM_DISK = TINY | {"size": 16, "batch_size": 16, "epochs": 2, "cache": "off", "log_every": 1, "evaluate_every": 0}
+
+
+def test_an_image_that_vanishes_stops_the_run_by_its_name_until_it_is_back(photos: Path, tmp_path: Path) -> None:
+    whole = cmsf.train("cmsf-self-small", photos, tmp_path / "whole", quiet=True, workers=0, **FROM_DISK)
+    last = whole.data().train.order(0, 1)[-10:].tolist()  # of the second epoch, in its third batch or left over
+    gone = [photos / whole.data().train.paths[i] for i in last]
+    kept = {path: path.read_bytes() for path in gone}
+    screen = At(step_3=lambda: [path.unlink() for path in gone])
+    with pytest.raises(cmsf.BadInput, match=r"cannot read 1 image \(class .*jpg: there is no such file\).*from step 5"):
+        cmsf.train("cmsf-self-small", photos, tmp_path / "run", screen=screen, workers=0, **FROM_DISK)
+    for path, pixels in kept.items():
+        path.write_bytes(pixels)
+    assert_same_run(whole, cmsf.resume(tmp_path / "run", quiet=True, workers=0))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch looks every five seconds whether its workers are alive."""
+    waiting = torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data
+    monkeypatch.setattr(waiting, "__defaults__", (0.5,))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_worker_that_is_killed_is_replaced_and_the_result_is_the_same(photos: Path, tmp_path: Path) -> None:
+    whole = cmsf.train("cmsf-self-small", photos, tmp_path / "whole", quiet=True, workers=0, **FROM_DISK)
+
+    def kill_one() -> None:
+        workers = [child for child in multiprocessing.active_children() if child.daemon]
+        assert len(workers) == 2
+        os.kill(workers[0].pid, signal.SIGKILL)
+
+    screen = At(step_1=kill_one, step_4=kill_one)
+    run = cmsf.train("cmsf-self-small", photos, tmp_path / "run", screen=screen, workers=2, **FROM_DISK)
+    (first, *_) = deaths = [text for text in screen.said if "a process that decodes images died" in text]
+    assert len(deaths) == 2
+    assert "SIGKILL, as where memory runs out" in first
+    assert_same_run(whole, run)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_workers_that_keep_dying_end_the_run_with_a_checkpoint(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = _Cutter.__getitem__
+
+    def dies(self: _Cutter, entry: Any) -> Any:
+        if entry[0] == 1:  # in the second epoch
+            os.kill(os.getpid(), signal.SIGKILL)
+        return cut(self, entry)
+
+    monkeypatch.setattr(feeding._Cutter, "__getitem__", dies)
+    screen = At()
+    with pytest.raises(cmsf.BadInput, match=r"3 times in a row, .*--workers than 1, .* goes on from step [23]"):
+        cmsf.train("cmsf-self-small", photos, tmp_path / "run", screen=screen, workers=1, **FROM_DISK)
+    assert sum("new ones read on" in text for text in screen.said) >= 2
+    monkeypatch.undo()
+    cmsf.resume(tmp_path / "run", quiet=True, workers=0)
+
+
+def test_a_loss_that_is_no_number_leaves_a_page_of_what_was_there(
+    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, batches = Learner.step, []
+
+    def poisoned(self: Learner, *given: Any) -> Any:
+        batches.append(given[0].index.tolist())
+        if len(batches) == 7:
+            with torch.no_grad():
+                self.encoders.predictor[-1].bias[3] = torch.inf
+        return step(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "step", poisoned)
+        with pytest.raises(
+            cmsf.BadInput, match=r"step-00000004.json, is kept; train with a lower .*diverged.json says"
+        ):
+            cmsf.train("cmsf-self-small", bars, tmp_path / "run", quiet=True, **TINY)
+    run = cmsf.Run(tmp_path / "run")
+    about = json.loads(run.folder.divergence_file.read_text())
+    assert (about["what"], about["after step"], about["epoch"]) == ("the loss is nan", 6, 1)
+    assert about["losses"].keys() == {"loss", "loss_unconstrained", "loss_constrained"}
+    assert about["losses"]["loss"] == "nan"
+    assert about["not finite"] == {"predictor.3.bias": "1 of 16"}
+    assert len(about["largest norms"]) == 20
+    assert about["batch"]["index"] == batches[6]
+    assert len(about["batch"]["path"]) == 32
+    assert about["lr"] < 0.2
+    assert about["precision"] == "fp32"
+    assert "lower --lr" in about["what to do"]
+    newest = checkpoint.newest(run.folder.checkpoints)
+    assert newest is not None
+    assert newest.name == "step-00000004.json"
+    cmsf.resume(run.path, quiet=True)  # what was wrong is mended: it goes on, and the page goes
+    assert not run.folder.divergence_file.exists()
