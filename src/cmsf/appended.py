@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cmsf.files import room_for
+from cmsf.files import own_file, room_for
 
 
 class AppendedFile:
@@ -14,8 +14,7 @@ class AppendedFile:
     def __init__(self, path: Path, length: int | None = None) -> None:
         """length: how much of a file that is there already stays; None: all of it."""
         self.path = path
-        with room_for(path):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._descriptor = own_file(path)
         there = os.fstat(self._descriptor).st_size
         self._length = there if length is None else min(length, there)
         os.ftruncate(self._descriptor, self._length)

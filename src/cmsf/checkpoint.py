@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cmsf.errors import BadInput
-from cmsf.files import HashedFile, atomically, room_for, sha256_of, write_text
+from cmsf.files import HashedFile, atomically, own_folder, sha256_of, write_text
 from cmsf.recipe import Resolved
 
 _KEPT = 3
@@ -94,8 +94,7 @@ def write(
     """
     manifest, needed = folder / f"{_stem(step)}.json", sum(_bytes_of(content) for content in contents.values())
     try:
-        with room_for(folder, needed):
-            folder.mkdir(exist_ok=True)
+        own_folder(folder)
         parts = {**older}
         for name, content in contents.items():
             parts[name] = _write_part(folder / f"{_stem(step)}-{name}.pt", content, needed)
