@@ -221,6 +221,18 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_to_the_same_end(
     assert not {name for name in files(run) if "step-00000006" in name}  # it did not work out
 
 
+def test_a_log_that_is_shorter_than_its_checkpoint_says_is_told_and_goes_on_with_a_whole_line(
+    stopped: cmsf.Run, bars: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = metrics(stopped)
+    truncate(stopped.folder.metrics_file)
+    run = cmsf.train("cmsf-self-small", bars, stopped.path, **TINY)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "100 bytes shorter than at the checkpoint; what they said is lost" in said
+    assert metrics(run)[: len(before) - 1] == before[:-1]
+    assert [line["step"] for line in metrics(run, "step")] == [2, 4, 8, 10, 12]
+
+
 def test_where_no_checkpoint_is_good_all_are_named_with_the_remedy(stopped: cmsf.Run, bars: Path) -> None:
     for path in stopped.folder.checkpoints.glob("*.pt"):
         truncate(path)
