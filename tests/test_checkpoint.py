@@ -1,6 +1,7 @@
 """Checkpoints: what is in them, what becomes of damaged ones, and that training does not wait for them."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import write_npz
-from runs import TINY, StopAt, assert_same, assert_same_run, metrics, replace_part, state
+from runs import TINY, StopAt, assert_same, assert_same_run, metrics, replace_part, rewrite, state
 from torch import Tensor
 
 import cmsf
@@ -158,12 +159,41 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def say(old: str, new: str) -> Any:
+    def damage(path: Path) -> None:
+        assert path.read_text().count(old) == 1
+        path.write_text(path.read_text().replace(old, new))
+
+    return damage
+
+
+def say_with_its_hash(path: Path) -> None:
+    about = json.loads(path.read_text())
+    about["recipe"]["precision"] = "fq32"
+    rewrite(path, about)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def endless(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
 @pytest.mark.parametrize(
     ("part", "damage", "message"),
     [
         ("step-00000006-state.pt", truncate, "its step-00000006-state.pt has .* bytes instead of"),
         ("step-00000006-state.pt", flip, "its step-00000006-state.pt is not what was written"),
         ("step-00000006-changed.pt", Path.unlink, "its step-00000006-changed.pt is missing"),
+        ("step-00000006.json", say('"k": 5', '"k": 4'), "its manifest is not what was written"),
+        ("step-00000006.json", say('"fp32"', '"fq32"'), "its manifest is not what was written"),
+        ("step-00000006.json", say_with_its_hash, "its recipe: .*fq32"),
+        *(("step-00000006.json", damage, "it is no manifest") for damage in (pipe, endless)),
+        *(("step-00000006-state.pt", damage, "its .*state.pt cannot be read") for damage in (pipe, endless)),
         ("step-00000006.json", truncate, "it is no manifest"),
         ("step-00000006.json", lambda path: path.write_text("[]"), "it is no manifest"),
         ("step-00000006.json", lambda path: path.write_bytes(b"\xff\xfe"), "it is no manifest"),
@@ -191,6 +221,18 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_to_the_same_end(
     assert not {name for name in files(run) if "step-00000006" in name}  # it did not work out
 
 
+def test_a_log_that_is_shorter_than_its_checkpoint_says_is_told_and_goes_on_with_a_whole_line(
+    stopped: cmsf.Run, bars: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = metrics(stopped)
+    truncate(stopped.folder.metrics_file)
+    run = cmsf.train("cmsf-self-small", bars, stopped.path, **TINY)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "100 bytes shorter than at the checkpoint; what they said is lost" in said
+    assert metrics(run)[: len(before) - 1] == before[:-1]
+    assert [line["step"] for line in metrics(run, "step")] == [2, 4, 8, 10, 12]
+
+
 def test_where_no_checkpoint_is_good_all_are_named_with_the_remedy(stopped: cmsf.Run, bars: Path) -> None:
     for path in stopped.folder.checkpoints.glob("*.pt"):
         truncate(path)
@@ -204,7 +246,7 @@ def test_a_checkpoint_of_another_recipe_is_refused_with_the_differences(stopped:
     manifest = stopped.folder.checkpoints / "step-00000006.json"
     about = json.loads(manifest.read_text())
     about["recipe"] |= {"lr": 0.5, "k": 7}
-    manifest.write_text(json.dumps(about))
+    rewrite(manifest, about)
     with pytest.raises(cmsf.BadInput, match=r"another recipe than its run \(k: 5 against 7; lr: 0.2 against 0.5\)"):
         cmsf.train("cmsf-self-small", bars, stopped.path, quiet=True, **TINY)
 
@@ -271,7 +313,7 @@ def test_a_hostile_checkpoint_is_bad_input_and_nothing_worse(stopped: cmsf.Run, 
         replace_part(manifest, part, good[part])
     about = json.loads(manifest.read_text())
     about["parts"]["state"]["file"] = "../../elsewhere.pt"
-    manifest.write_text(json.dumps(about))
+    rewrite(manifest, about)
     with pytest.raises(cmsf.BadInput, match="it is no manifest"):
         cmsf.train("cmsf-self-small", bars, stopped.path, quiet=True, **TINY)
 

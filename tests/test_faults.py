@@ -1,6 +1,7 @@
 """Faults that really happen: processes killed, disks full, images gone, numbers that are none. Nothing lost, nothing
 different."""
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -9,8 +10,10 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from cmsf import checkpoint
 from cmsf.data import feeding
 from cmsf.data.feeding import _Cutter
 from cmsf.learner import Learner
+from cmsf.run_folder import RunFolder
 from cmsf.screen import Screen
 from cmsf.training import Stopped
 
@@ -135,6 +139,74 @@ def test_a_signal_in_mid_epoch_beside_workers_and_a_save_stops_at_once_and_loses
         await_step(process, out, 30)
     assert process.wait(PATIENCE) == 0
     assert_same_run(whole, cmsf.Run(out))
+
+
+def test_a_run_that_was_killed_beside_its_workers_is_resumed_at_once(photos: Path, tmp_path: Path) -> None:
+    settings = {"epochs": 40, "batch_size": 4, "log_every": 1, "size": 16, "cache": "off", "evaluate_every": 0}
+    settings |= {"projection_hidden": 32, "projection_dim": 16}
+    out, machine = tmp_path / "run", ("--workers", "2", "--checkpoint-minutes", "0.002")
+    process = start(out, "cmsf-self-small", "--data", photos, *machine, **settings)
+    await_step(process, out, 17)
+    process.kill()
+    process.wait()
+    killed = time.monotonic()
+    with RunFolder(out).locked():  # no worker holds it any more; torch's own would for five seconds
+        assert time.monotonic() - killed < 3
+    process = start(out, "--resume", out, *machine)
+    reached = metrics(cmsf.Run(out))[-1]["step"]
+    await_step(process, out, reached + 3)
+    process.terminate()
+    said = process.communicate(timeout=PATIENCE)[1]
+    assert process.returncode == 143, said
+    assert "going on from step" in said
+
+
+def test_the_lock_of_one_that_is_gone_is_waited_for_and_that_of_one_that_is_not_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cmsf.run_folder._PATIENCE", 2.0)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    folder, file = RunFolder(tmp_path), (tmp_path / ".lock").open("w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    for holder, wait in ((os.getpid(), 0.0), (gone.pid, 2.0)):
+        (tmp_path / ".lock").write_text(str(holder))
+        begun = time.monotonic()
+        with pytest.raises(cmsf.BadInput, match=f"being trained by process {holder}"), folder.locked():
+            pass
+        assert wait <= time.monotonic() - begun < wait + 1.5
+    threading.Timer(0.3, file.close).start()
+    with folder.locked():
+        assert (tmp_path / ".lock").read_text() == str(os.getpid())
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "none", place], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def test_a_disk_that_is_really_full_stops_a_run_which_goes_on_when_there_is_room(
+    bars: Path, whole: cmsf.Run, small_disk: Path
+) -> None:
+    out, filler = small_disk / "run", small_disk / "filler"
+
+    def fill() -> None:
+        with filler.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(1 << 16))
+
+    with pytest.raises(cmsf.BadInput, match=r"No space left on device \(.*0 B free\); make room.* from step \d"):
+        cmsf.train("cmsf-self-small", bars, out, screen=At(step_6=fill), **TINY)
+    assert not list(out.rglob("*.part"))
+    filler.unlink()
+    assert_same_run(whole, cmsf.resume(out, quiet=True))
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import os
+import shutil
+import signal
 import struct
 import sys
 import tarfile
@@ -15,8 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from helpers import write_npz
 from PIL import Image
+from runs import TINY, StopAt
 
+import cmsf
+from cmsf.appended import AppendedFile
 from cmsf.cli import main
 from cmsf.cli.comparison import Comparison
 from cmsf.data import open_source
@@ -26,9 +32,11 @@ from cmsf.data.shards.index import File, scanned
 from cmsf.errors import BadInput
 from cmsf.evaluation.transfer.searching import searching
 from cmsf.evaluation.transfer.suite import read_suite
+from cmsf.files import write_text
 from cmsf.recipe import Recipe
 from cmsf.run_folder import RunFolder
 from cmsf.screen import Screen
+from cmsf.training import Stopped
 from cmsf.weights import starting_weights
 
 SMALL = "small-residual"
@@ -247,6 +255,67 @@ def test_a_listing_that_cmsf_did_not_write_is_refused(tmp_path: Path) -> None:
     folder.broken_file.write_text("path\na\n")
     with pytest.raises(BadInput, match="not what cmsf train wrote"):
         folder.known_broken()
+
+
+def entries(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped with checkpoints."""
+    place = tmp_path_factory.mktemp("stopped")
+    with pytest.raises(Stopped):
+        cmsf.train(
+            "msf-small", write_npz(place / "x.npz"), place / "run", screen=StopAt(6, signal.SIGTERM), workers=0, **TINY
+        )
+    return place / "run"
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "checkpoints", "tensorboard", "results", "recipe.yaml"])
+def test_a_run_that_leads_elsewhere_by_a_link_is_not_resumed_and_nothing_there_changes(
+    name: str, stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    shutil.copytree(stopped, run)
+    elsewhere.mkdir()
+    if (run / name).exists():
+        (run / name).rename(elsewhere / name)
+    else:
+        (elsewhere / name).mkdir()
+    (elsewhere / "step-00000001-state.pt").write_bytes(b"somebody's")
+    (run / name).symlink_to(elsewhere / name)
+    before = entries(tmp_path)
+    assert main(["train", "--resume", str(run), "--workers", "0"]) == 2
+    assert f"{name} is a link" in capsys.readouterr().err
+    assert entries(tmp_path) == before
+
+
+def test_a_run_that_is_reached_by_a_link_is_resumed(stopped: Path, tmp_path: Path) -> None:
+    shutil.copytree(stopped, tmp_path / "run")
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    assert main(["train", "--resume", str(tmp_path / "link"), "--workers", "0", "--quiet"]) == 0
+    assert RunFolder(tmp_path / "run").complete()
+    for name in ("features", "results"):
+        elsewhere = tmp_path / f"elsewhere-{name}"
+        elsewhere.mkdir()
+        (tmp_path / "run" / name).symlink_to(elsewhere)
+        assert main(["evaluate", str(tmp_path / "link"), "--workers", "0"]) == 2
+        assert not list(elsewhere.iterdir())
+        (tmp_path / "run" / name).unlink()
+
+
+def test_what_is_appended_to_or_written_beside_is_no_link(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    for name in ("log", f".file.{os.getpid()}.part"):
+        (tmp_path / name).symlink_to(tmp_path / "precious")
+    with pytest.raises(BadInput, match="log is a link"):
+        AppendedFile(tmp_path / "log", 0)
+    write_text(tmp_path / "file", "new")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadInput, match="no plain file"):
+        AppendedFile(tmp_path / "pipe")
+    assert (tmp_path / "precious").read_text() == "precious"
 
 
 # Shards

@@ -5,21 +5,26 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cmsf.files import room_for
+from cmsf.files import own_file, room_for
 
 
 class AppendedFile:
     """What finds no room is kept in memory, and written before the next record when there is some."""
 
     def __init__(self, path: Path, length: int | None = None) -> None:
-        """length: how much of a file that is there already stays; None: all of it."""
+        """length: how much of a file that is there already stays; None: all of it. missing: what it has not of that."""
         self.path = path
-        with room_for(path):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._descriptor = own_file(path)
         there = os.fstat(self._descriptor).st_size
+        self.missing = 0 if length is None else max(0, length - there)
         self._length = there if length is None else min(length, there)
         os.ftruncate(self._descriptor, self._length)
         self._unwritten = b""
+
+    def cut_torn_line(self) -> None:
+        """Of a file of lines that somebody has shortened, keep the whole ones."""
+        self._length = os.pread(self._descriptor, self._length, 0).rfind(b"\n") + 1
+        os.ftruncate(self._descriptor, self._length)
 
     @property
     def behind(self) -> bool:

@@ -1,7 +1,8 @@
-"""Checkpoints on the disk: a manifest, written last, that names its parts with their sizes and hashes."""
+"""Checkpoints on the disk: a manifest, written last, with its own hash and the names, sizes and hashes of its parts."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cmsf.errors import BadInput
-from cmsf.files import HashedFile, atomically, room_for, sha256_of, write_text
+from cmsf.files import HashedFile, atomically, check_plain, own_folder, read_json, sha256_of, write_text
 from cmsf.recipe import Resolved
 
 _KEPT = 3
@@ -36,7 +37,9 @@ class Part:
         """What is in it, if it is to the last byte what was written."""
         path = folder / self.file
         try:
-            there = path.stat().st_size
+            if not path.exists():
+                raise Damaged(f"its {self.file} is missing")
+            there = check_plain(path)
             if there != self.size:
                 raise Damaged(f"its {self.file} has {there} bytes instead of {self.size}")
             if sha256_of(path) != self.sha256:
@@ -44,8 +47,6 @@ class Part:
             return torch.load(path, map_location="cpu", weights_only=True)
         except Damaged:
             raise
-        except FileNotFoundError:
-            raise Damaged(f"its {self.file} is missing") from None
         except Exception as error:  # what a damaged or hostile file raises is anybody's guess
             raise Damaged(f"its {self.file} cannot be read ({type(error).__name__})") from None
 
@@ -63,11 +64,13 @@ class Checkpoint:
     def read(cls, path: Path) -> Checkpoint:
         damaged = Damaged("it is no manifest of a checkpoint")
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            found = read_json(path)
+        except BadInput:
             raise damaged from None
         if not isinstance(found, dict) or found.get("format") != _FORMAT or not isinstance(found.get("parts"), dict):
             raise damaged
+        if found.get("sha256") != sha256_of_manifest(found):
+            raise Damaged("its manifest is not what was written (another sha256)")
         try:
             parts = {name: Part(**about) for name, about in found["parts"].items()}
             kinds = {(type(part.file), type(part.size), type(part.sha256)) for part in parts.values()}
@@ -77,7 +80,11 @@ class Checkpoint:
             raise damaged
         if any(Path(part.file).name != part.file for part in parts.values()):  # nobody sends us elsewhere
             raise damaged
-        return cls(path, found["step"], Resolved.of(found.get("recipe"), str(path)), parts)
+        try:
+            recipe = Resolved.of(found.get("recipe"), "its recipe")
+        except BadInput as error:
+            raise Damaged(str(error)) from None
+        return cls(path, found["step"], recipe, parts)
 
     def contents(self) -> dict[str, Any]:
         """What is in every part, all of them checked first."""
@@ -94,13 +101,17 @@ def write(
     """
     manifest, needed = folder / f"{_stem(step)}.json", sum(_bytes_of(content) for content in contents.values())
     try:
-        with room_for(folder, needed):
-            folder.mkdir(exist_ok=True)
+        own_folder(folder)
         parts = {**older}
         for name, content in contents.items():
             parts[name] = _write_part(folder / f"{_stem(step)}-{name}.pt", content, needed)
-        about = {"format": _FORMAT, "step": step, "parts": {name: asdict(part) for name, part in parts.items()}}
-        write_text(manifest, json.dumps(about | {"recipe": asdict(recipe)}, indent=1) + "\n")
+        about: dict[str, Any] = {
+            "format": _FORMAT,
+            "step": step,
+            "parts": {name: asdict(part) for name, part in parts.items()},
+        }
+        about["recipe"] = asdict(recipe)
+        write_text(manifest, json.dumps(about | {"sha256": sha256_of_manifest(about)}, indent=1) + "\n")
         _tidy(folder, step)
     except BaseException as error:
         if not manifest.exists():
@@ -111,6 +122,12 @@ def write(
             raise BadInput(f"cannot write a checkpoint to {folder}: {error.strerror}") from None
         raise
     return Checkpoint(manifest, step, recipe, parts)
+
+
+def sha256_of_manifest(about: Mapping[str, Any]) -> str:
+    """Of what it says but for this very hash, in whatever order and with whatever spaces."""
+    said = json.dumps({name: value for name, value in about.items() if name != "sha256"}, sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()
 
 
 def manifests(folder: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import scalar
 
 from cmsf.appended import AppendedFile
-from cmsf.files import room_for
+from cmsf.files import own_folder
 
 _numbers = itertools.count()
 
@@ -23,8 +23,7 @@ class Events:
     """A file of scalars; TensorBoard is told to forget what older files have from `first_step` on."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        with room_for(folder):
-            folder.mkdir(exist_ok=True)
+        own_folder(folder)
         self._latest = time.time()
         name = f"events.out.tfevents.{int(self._latest):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
         self._file = AppendedFile(folder / name)

@@ -73,6 +73,7 @@ def atomically(path: Path, needed: int | None = None) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")  # two processes may write the same
     try:
         with room_for(path, needed):
+            temporary.unlink(missing_ok=True)  # a link that lies in wait would lead elsewhere
             yield temporary
             _sync(temporary)
             temporary.replace(path)
@@ -111,6 +112,35 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_no_link(path: Path) -> None:
+    """Refuse to write through a link that whoever made the folder has laid: it may lead anywhere."""
+    if path.is_symlink():
+        raise BadInput(f"{path} is a link, and nothing is written through one; put what it leads to in its place")
+
+
+def own_folder(path: Path) -> None:
+    """Make a folder that may be there already, but not elsewhere."""
+    check_no_link(path)
+    with room_for(path):
+        path.mkdir(exist_ok=True)
+
+
+def own_file(path: Path) -> int:
+    """The descriptor of a plain file to read and write, made where there is none; never of one elsewhere."""
+    check_no_link(path)
+    with room_for(path):
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        except OSError as error:
+            if _is_full(error):
+                raise
+            raise BadInput(f"cannot write {path}: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BadInput(f"cannot write {path}: it is no plain file; remove it")
+    return descriptor
 
 
 def from_home(path: str | Path) -> Path:

@@ -106,6 +106,9 @@ class MetricsLog:
 
     def __init__(self, path: Path, tensorboard: Path, length: int, step: int, say: Callable[[str], None]) -> None:
         self.file, self.say = AppendedFile(path, length), say
+        if self.file.missing:
+            say(f"{path} is {self.file.missing} bytes shorter than at the checkpoint; what they said is lost")
+            self.file.cut_torn_line()
         self.events: Events | None = None
         with self._unless_full():
             self.events = Events(tensorboard, step + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,13 +25,24 @@ from cmsf.data.lists import read_columns, write_rows
 from cmsf.data.loading import Seen
 from cmsf.environment import BIT_FOR_BIT, INIT_SHA256
 from cmsf.errors import BadInput, some_of
-from cmsf.files import atomically, check_plain, folder_atomically, read_json, write_text
+from cmsf.files import (
+    atomically,
+    check_no_link,
+    check_plain,
+    folder_atomically,
+    own_file,
+    own_folder,
+    read_json,
+    write_text,
+)
 from cmsf.precision import Precision
 from cmsf.recipe import Resolved
 from cmsf.weights import StartingWeights, fill, read_tensors, save
 
 _LISTED: dict[str, Any] = {"path": str, "index": int, "label": str | None, "truth": str | None, "split": str}
 """The columns of data.parquet."""
+_PATIENCE = 10.0
+"""Seconds that those whom a killed process has left behind have to end."""
 
 
 @dataclass(frozen=True)
@@ -244,18 +256,38 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep a second process from training the same run."""
-        with (self.path / ".lock").open("a+") as file:
+        """Keep a second process from training the same run, and any from being led out of its folder."""
+        self.check_own()
+        file = own_file(self.path / ".lock")
+        try:
+            self._lock(file)
+            with suppress(OSError):  # no room on the disk; the lock holds without a name
+                os.ftruncate(file, 0)
+                os.pwrite(file, str(os.getpid()).encode(), 0)
+            yield
+        finally:
+            os.close(file)
+
+    def check_own(self) -> None:
+        """Refuse a run with links in it, for what is written or tidied up there would be so elsewhere."""
+        for folder, subfolders, files in os.walk(self.path):
+            for name in (*subfolders, *files):
+                check_no_link(Path(folder, name))
+
+    def _lock(self, file: int) -> None:
+        """Where the one that has it was killed, its children may have it for a moment longer."""
+        deadline = time.monotonic() + _PATIENCE
+        while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
             except OSError:
-                file.seek(0)
-                holder = file.read().strip() or "unknown"
-                raise BadInput(f"{self.path} is being trained by process {holder}; wait for it, or stop it") from None
-            with suppress(OSError):  # no room on the disk; the lock holds without a name
-                file.truncate(0)
-                os.write(file.fileno(), str(os.getpid()).encode())
-            yield
+                holder = os.pread(file, 20, 0).decode("ascii", "replace").strip() or "unknown"
+                if not _is_gone(holder) or time.monotonic() > deadline:
+                    raise BadInput(
+                        f"{self.path} is being trained by process {holder}; wait for it, or stop it"
+                    ) from None
+            time.sleep(0.05)
 
     def save_backbone(self, backbone: nn.Module) -> None:
         save(backbone, self.backbone_file)
@@ -277,8 +309,18 @@ class RunFolder:
         write_text(self.divergence_file, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
     def save_result(self, path: Path, result: dict[str, Any]) -> None:
-        path.parent.mkdir(exist_ok=True)
+        own_folder(path.parent)
         write_text(path, json.dumps(result, indent=2) + "\n")
+
+
+def _is_gone(holder: str) -> bool:
+    try:
+        os.kill(int(holder), 0)
+    except ProcessLookupError:
+        return True
+    except (ValueError, OverflowError, PermissionError):
+        return False
+    return False
 
 
 def _listing(data: Dataset) -> pa.Table:

@@ -32,8 +32,11 @@ _FORBIDDEN = {
     "socket.getaddrinfo": "asked the network",
     "socket.sendto": "asked the network",
 }
-_CHANGING = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod")
-_HARMLESS = ("/dev/null", "/proc/", "/sys/")
+_OF_NAMES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink")
+"""They change a name, though it be that of a link."""
+_OF_FILES = ("os.truncate", "os.chmod")
+"""They change what a link leads to."""
+_HARMLESS = (Path("/dev/null"), Path("/proc"), Path("/sys"))
 
 
 @dataclass
@@ -76,7 +79,7 @@ class Verdict:
 class _Watch:
     """What the audit hook of this process has seen since the case began."""
 
-    allowed: list[str] = field(default_factory=list)
+    allowed: list[Path] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
     active: bool = False
 
@@ -98,25 +101,31 @@ def _hook(event: str, given: tuple[Any, ...]) -> None:
     if event == "open":
         path, _, flags = given
         if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
-            _note_write(path)
-    elif event in _CHANGING:
-        _note_write(given[0])
+            _note_write(path, through_links=not flags & os.O_NOFOLLOW)
+    elif event in _OF_NAMES:
+        if event != "os.symlink":  # of which the first is but what it says
+            _note_write(given[0], through_links=False)
         if event in ("os.rename", "os.link", "os.symlink"):
-            _note_write(given[1])
+            _note_write(given[1], through_links=False)
+    elif event in _OF_FILES:
+        _note_write(given[0], through_links=True)
 
 
-def _note_write(path: Any) -> None:
+def _note_write(path: Any, through_links: bool) -> None:
+    """through_links: whether what is written is what a link leads to, and not the link; folders always are."""
     if isinstance(path, int):
         return
-    place = os.path.abspath(os.fsdecode(path))
-    if not place.startswith((*_HARMLESS, *_watch.allowed)):
+    name = os.path.abspath(os.fsdecode(path))
+    above, last = os.path.split(name)
+    place = Path(os.path.realpath(name) if through_links else os.path.join(os.path.realpath(above), last))
+    if not any(place.is_relative_to(one) for one in (*_HARMLESS, *_watch.allowed)):
         _watch.seen.append(f"wrote outside ({place})")
 
 
 def judge(box: Box, case: Case) -> Verdict:
     """Run a case in this process, whose standard output and error are files meanwhile."""
     before = _everything_below(box.path, case.may_write)
-    allowed = [str(box.out), str(box.path / "cache"), *map(str, case.may_write)]
+    allowed = [place.resolve() for place in (box.out, box.path / "cache", *case.may_write)]
     complaints: list[str] = []
     code = -1
     with _captured(box.path.parent) as captured:

@@ -574,10 +574,26 @@ def _damage_run(stock: Stock, run: Path, box: Box, random: Random, names: list[s
         file.write_bytes(mutated(whole, random))
 
 
+def _lead_away(run: Path, box: Box, random: Random, names: list[str]) -> None:
+    """A link, or two, out of the run to what nobody may touch, in the place of what a run has or writes."""
+    elsewhere = box.path / "elsewhere"
+    for name in random.sample(names, random.randint(1, 2)):
+        place, there = run / name, elsewhere / Path(name).name
+        there.parent.mkdir(parents=True, exist_ok=True)
+        if place.exists() or random.random() < 0.5:
+            place.rename(there) if place.exists() else there.mkdir()
+        place.parent.mkdir(exist_ok=True)
+        if not place.parent.is_symlink():
+            place.symlink_to(random.choice((there, Path(os.path.relpath(there, place.parent)))))
+
+
 def run_folder(stock: Stock, box: Box, random: Random) -> Case:
     run = copied(stock.run, box.given / "run")
     names = ["recipe.yaml", "environment.json", "data.parquet", "broken.csv", "backbone.safetensors"]
-    _damage_run(stock, run, box, random, names)
+    if random.random() < 0.15:
+        _lead_away(run, box, random, ["results", "features", "results/knn.json", *names])
+    else:
+        _damage_run(stock, run, box, random, names)
     action = random.choice(("evaluate", "evaluate", "finetune"))
     if action == "evaluate":
         more = ["--data", str(stock.arrays)] if random.random() < 0.3 else []
@@ -609,8 +625,14 @@ def checkpoint_files(stock: Stock, box: Box, random: Random) -> Case:
             file.write_text(random.choice(_JSON))
         elif chosen < 0.9:
             file.rename(file.with_name(random.choice(("step-99999999.pt", "step-x.pt", "step-99999999.json", "x"))))
+        elif chosen < 0.95:
+            file.unlink()
+            os.mkfifo(file)
         else:
             file.unlink()
+    if random.random() < 0.2:
+        names = ["checkpoints", "tensorboard", "metrics.jsonl", ".lock", "environment.json"]
+        _lead_away(run, box, random, [*names, *(f"checkpoints/{file.name}" for file in files)])
 
     def action() -> int:
         go_on(stock.arrays, run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -32,6 +33,7 @@ _READ_AHEAD = 3
 _MOST_WORKERS = 16
 _MOST_DEATHS = 3
 _MOMENT = 5.0
+_PR_SET_PDEATHSIG = 1
 
 
 def _say(text: str) -> None:
@@ -215,6 +217,11 @@ class _Cutter(TorchDataset[_Cut]):
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
-    """Ctrl-C and SIGTERM reach the whole group; a worker goes on until its parent has finished the step, and gone."""
+    """Ctrl-C and SIGTERM reach the whole group; a worker goes on until its parent has finished the step, and gone.
+
+    Where the parent is killed, Linux ends the worker with it: it would hold what it inherited, the run's lock too.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 
 from cmsf.data import Split, feed
 from cmsf.errors import BadInput
-from cmsf.files import atomically
+from cmsf.files import atomically, own_folder
 from cmsf.printable import one_line
 from cmsf.progress import shown
 from cmsf.views import CentreCrop, normalise
@@ -157,7 +157,7 @@ def _read(file: Path) -> Float[Tensor, "n f"] | None:
 
 
 def _write(file: Path, features: Float[Tensor, "n f"]) -> None:
-    file.parent.mkdir(exist_ok=True)
+    own_folder(file.parent)
     with atomically(file) as temporary:
         save_file({"features": features}, temporary, metadata={"sha256": _digest(features)})
 

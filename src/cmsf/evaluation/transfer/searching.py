@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cmsf.errors import BadInput
 from cmsf.evaluation.transfer.search import Found, Problem, search
+from cmsf.files import check_no_link
 
 TRIALS = 200
 """The paper's."""
@@ -21,6 +22,8 @@ def searching(folder: Path, *, trials: int, processes: int, seed: int, storage: 
     """storage: the URL of a database that several machines may share; else each study is a journal in the folder."""
     if ray and storage is not None:
         raise BadInput("--storage is Optuna's, and Ray keeps its own; leave out one of --storage and --ray")
+    for place in (folder.parent, folder):  # results/transfer of a run that somebody else may have made
+        check_no_link(place)
     if ray:
         from cmsf.evaluation.transfer.ray_search import search_with_ray
 

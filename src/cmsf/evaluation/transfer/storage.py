@@ -17,6 +17,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from cmsf.errors import BadInput
+from cmsf.files import check_no_link
 
 _HEARTBEAT = 30
 """Seconds between a trial's signs of life in a database; after four without one it is given up."""
@@ -68,6 +69,7 @@ def _database(url: str) -> RDBStorage:
 
 @contextmanager
 def _own(path: Path) -> Iterator[IO[bytes]]:
+    check_no_link(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+b")
