@@ -16,7 +16,7 @@ demo: venv ## train on the embedded images, evaluate, and show what was learned 
 	@$(BIN)/cmsf evaluate runs/demo --references
 
 test: venv ## all tests (under 10 minutes)
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 fuzz: venv ## hostile files of every kind, 2,000 of them (CASES=, SEED=): ten minutes
 	PYTHONPATH=tests $(BIN)/python -m hostile --cases $(or $(CASES),2000) --seed $(or $(SEED),0) --out docs/results/fuzz.md

@@ -95,7 +95,7 @@ def test_harm_is_seen(harm: str, complaint: str, stock: Stock, tmp_path: Path, m
         return Case(lambda: exec(harm) or 0)
 
     monkeypatch.setitem(KINDS, "harm", made)
-    monkeypatch.setattr("hostile.running.SECONDS", 2.0)
+    monkeypatch.setattr("hostile.running.SECONDS", 2.0 if complaint == "not done after" else 30.0)
     (outcome,) = run_cases(stock, [("harm", 0)], 0, tmp_path)
     assert complaint in "; ".join(outcome.complaints)
 

@@ -32,7 +32,7 @@ Plan = Iterable[tuple[int, Tensor]]
 _READ_AHEAD = 3
 _MOST_WORKERS = 16
 _MOST_DEATHS = 3
-_MOMENT = 5.0
+_MOMENT = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
