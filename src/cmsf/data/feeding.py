@@ -32,7 +32,7 @@ Plan = Iterable[tuple[int, Tensor]]
 _READ_AHEAD = 3
 _MOST_WORKERS = 16
 _MOST_DEATHS = 3
-_MOMENT = 10.0
+_MOMENT = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -117,11 +117,15 @@ def _by_workers(cutter: _Cutter, plan: Plan, workers: int, device: torch.device)
                 cut = next(batches)
             except StopIteration:
                 return
-            except (RuntimeError, OSError, EOFError):
+            except (RuntimeError, OSError, EOFError) as error:
                 # What it was sending may break off a moment before the process is seen to be gone.
                 wait([process.sentinel for process in processes], timeout=_MOMENT if processes else 0)
                 dead = [process for process in processes if not process.is_alive()]
-                if not dead:
+                if dead:
+                    cause = _cause(dead[0].exitcode)
+                elif isinstance(error, ConnectionError | EOFError):  # it does not answer, whatever it is
+                    cause = type(error).__name__
+                else:
                     raise
                 break
             yield cut
@@ -131,7 +135,7 @@ def _by_workers(cutter: _Cutter, plan: Plan, workers: int, device: torch.device)
             if process.is_alive():
                 process.kill()
     # Raised out here it does not hold on to the error, whose frames hold the workers.
-    raise _WorkerDied(_cause(dead[0].exitcode))
+    raise _WorkerDied(cause)
 
 
 class _WorkerDied(Exception):
