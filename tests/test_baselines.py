@@ -20,7 +20,7 @@ from cmsf.objectives import FIRST, SECOND, SUPPORT
 from cmsf.recipes import BASELINES, named
 from cmsf.resolving import resolve
 from cmsf.rows import UNKNOWN
-from cmsf.training import Stopped
+from cmsf.signals import Stopped
 from cmsf.views import Augmentation, Batch, RandAugment, WholeBatch
 
 FEW = {"labels_per_class": 8}

@@ -29,7 +29,7 @@ from cmsf.data.feeding import _Cutter
 from cmsf.learner import Learner
 from cmsf.run_folder import RunFolder
 from cmsf.screen import Screen
-from cmsf.training import Stopped
+from cmsf.signals import Stopped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -20,7 +20,7 @@ from cmsf.data.loading import load
 from cmsf.data.order import epoch_order
 from cmsf.errors import BadInput
 from cmsf.recipe import Recipe
-from cmsf.training import Stopped
+from cmsf.signals import Stopped
 from cmsf.views import CentreCrop, CutBatch, RandomCrop, WholeBatch, cut_views
 
 CROPS = {0: RandomCrop(24), 1: RandomCrop(24), 2: RandomCrop(16, (0.05, 0.14))}

@@ -36,7 +36,7 @@ from cmsf.files import write_text
 from cmsf.recipe import Recipe
 from cmsf.run_folder import RunFolder
 from cmsf.screen import Screen
-from cmsf.training import Stopped
+from cmsf.signals import Stopped
 from cmsf.weights import starting_weights
 
 SMALL = "small-residual"

@@ -18,7 +18,7 @@ from cmsf.evaluation.linear_sgd import _random_views
 from cmsf.evaluation.predicting import score_all
 from cmsf.learner import Diverged, Learner
 from cmsf.recipe import Resolved
-from cmsf.training import Stopped
+from cmsf.signals import Stopped
 from cmsf.views import WholeBatch
 
 

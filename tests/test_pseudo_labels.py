@@ -18,7 +18,7 @@ from cmsf.data.lists import write_rows
 from cmsf.knowledge import Guess, PseudoLabels
 from cmsf.pseudo_classifiers import Layers, PseudoClassifier, PseudoCourse, Vote
 from cmsf.rows import UNKNOWN, Rows
-from cmsf.training import Stopped
+from cmsf.signals import Stopped
 
 KINDS = ("mlp-2", "mlp-3", "linear", "knn")
 SEMI = TINY | {"labels_per_class": 8, "epochs": 4, "pseudo_threshold": 0.5}

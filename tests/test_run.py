@@ -19,7 +19,7 @@ import cmsf
 from cmsf.learner import Learner
 from cmsf.recipes import METHODS
 from cmsf.schedule import Schedule
-from cmsf.training import Stopped
+from cmsf.signals import Stopped
 from cmsf.views import Batch
 
 

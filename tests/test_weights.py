@@ -23,7 +23,7 @@ from cmsf.encoders import Encoders
 from cmsf.errors import BadInput
 from cmsf.recipe import Recipe, Resolved
 from cmsf.resolving import resolve
-from cmsf.training import Stopped
+from cmsf.signals import Stopped
 from cmsf.weights import StartingWeights, fill, is_timm_name, starting_weights
 
 RESNET, VIT = "resnet10t", "vit_tiny_patch16_224"

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from cmsf.errors import BadInput, Elsewhere
+from cmsf.errors import BadInput, Elsewhere, Interrupted
 from cmsf.files import FullDisk
 
 T = TypeVar("T")
@@ -34,6 +34,8 @@ _BUCKET = 2**25
 """How many gradients travel at a time: 128 MB of float32."""
 
 
+_BAD, _FULL = 1, 2
+"""What has stopped a process, as a number; above them, signals."""
 _GONE = "another process of the run is gone"
 
 
@@ -97,18 +99,21 @@ class World:
         return tuple(box.tolist())
 
     def agreed(self, work: Callable[[], T]) -> T:
-        """Do what may fail in one process alone, which then stops all of them at the same place."""
-        trouble: BadInput | None = None
+        """Do what may fail or be interrupted in one process alone: then all of them stop at the same place."""
+        trouble: BadInput | Interrupted | None = None
         try:
             done = work()
-        except BadInput as error:
+        except (BadInput, Interrupted) as error:
             trouble = error
-        kind = 0 if trouble is None else 2 if isinstance(trouble, FullDisk) else 1
-        (worst,) = self.largest(kind)
-        if trouble is not None and kind == worst:
+        (worst,) = self.largest(_gravity(trouble))
+        if trouble is not None and _gravity(trouble) == worst:
             raise trouble
+        if worst > _FULL:
+            raise Interrupted(worst - _FULL)
         if worst:
-            raise (FullElsewhere if worst == 2 else Elsewhere)("another process of the run has stopped, and says why")
+            raise (FullElsewhere if worst == _FULL else Elsewhere)(
+                "another process of the run has stopped, and says why"
+            )
         return done
 
     def check_same(self, number: int, what: str) -> None:
@@ -216,6 +221,12 @@ def _added_up(tensor: Tensor) -> Tensor:
     with _noticing_a_loss():
         dist.all_reduce(total)
     return total
+
+
+def _gravity(trouble: BadInput | Interrupted | None) -> int:
+    if isinstance(trouble, Interrupted):
+        return _FULL + trouble.signal_number
+    return 0 if trouble is None else _FULL if isinstance(trouble, FullDisk) else _BAD
 
 
 def _share(count: int, rank: int, size: int) -> slice:

@@ -14,6 +14,14 @@ class Elsewhere(BadInput):
     """What stops this process has happened to another, which says what it is."""
 
 
+class Interrupted(Exception):
+    """A signal wants the run to stop."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal_number)
+        self.signal_number = signal_number
+
+
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
     """The remedy for a name nobody knows: the nearest known one, or where to look."""
     near = difflib.get_close_matches(name, list(known), n=1)

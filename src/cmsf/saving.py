@@ -32,10 +32,10 @@ class Saver:
         """Where the same command would go on."""
         return 0 if self.newest is None else self.newest.step
 
-    def go_back(self, say: Callable[[str], None]) -> dict[str, Any] | None:
+    def go_back(self, take_up: Callable[[dict[str, Any]], None], say: Callable[[str], None]) -> bool:
         """Fill the learner from the newest checkpoint that is whole, naming those that are not.
 
-        Returns the progress that was saved with it; None where there is no checkpoint at all.
+        take_up: takes the progress that was saved with it, or finds it Damaged. Returns whether there is a checkpoint.
         """
         damaged: list[str] = []
         for path in reversed(checkpoint.manifests(self.folder)):
@@ -45,20 +45,21 @@ class Saver:
                 progress = put_back(self.learner, found.contents())
                 if progress.get("step") != found.step:
                     raise Damaged("its parts are of another step")
+                take_up(progress)
             except Damaged as error:
                 damaged.append(f"{path.name}: {str(error)[:80]}")
                 self._damaged.append(path)
                 say(f"checkpoint {path.name} cannot be used: {error}")
                 continue
             self.newest, self._whole = found, found.parts.get(CACHE)
-            return progress
+            return True
         if damaged:
             others = f"; likewise {len(damaged) - 1} before it" if len(damaged) > 1 else ""
             raise BadInput(
                 f"no checkpoint in {self.folder} can be used ({damaged[0]}{others}); put back what was there, or "
                 "remove that folder to begin again"
             )
-        return None
+        return False
 
     def _check_recipe(self, found: Checkpoint) -> None:
         differences = self.recipe.differences(found.recipe)

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: heeded between two steps, after a checkpoint."""
+"""SIGINT and SIGTERM: heeded between two steps or in the middle of an evaluation, after a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from cmsf.errors import Interrupted
 
 _THE_SAME = 2.0
 """Within so many seconds, two signals are one that came by two ways."""
@@ -24,31 +26,50 @@ class Stopped(Exception):
         self.signal_number, self.saved = signal_number, saved
 
 
-@contextmanager
-def caught_signals() -> Iterator[list[int]]:
-    """SIGINT and SIGTERM wait here until the step is done; a second Ctrl-C, a while later, ends the process at once.
+class Caught:
+    """While it is entered, SIGINT and SIGTERM wait until the step is done; a second Ctrl-C ends the process at once.
 
-    Not at once, and not by SIGTERM: a scheduler sends that to a launcher and to the processes that it started, and the
-    launcher hands it on.
+    A second one that comes a while later, that is, and not SIGTERM: a scheduler sends that to a launcher and to the
+    processes that it started, and the launcher hands it on.
+
+    signal_number: the first that came; 0 for none.
     """
-    caught: list[int] = []
-    previous: dict[signal.Signals, Any] = {}
-    first = 0.0
 
-    def catch(signal_number: int, frame: FrameType | None) -> None:
-        nonlocal first
-        if caught and signal_number == signal.SIGINT and time.monotonic() - first > _THE_SAME:
-            raise KeyboardInterrupt
-        first = first or time.monotonic()
-        caught.append(signal_number)
+    def __init__(self) -> None:
+        self.signal_number, self._first = 0, 0.0
+        self._interrupts = False
+        self._previous: dict[signal.Signals, Any] = {}
 
-    for each in (signal.SIGINT, signal.SIGTERM):
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """What is done in here may take long and be broken off anywhere: it changes nothing that is not done again."""
+        self._interrupts = True
         try:
-            previous[each] = signal.signal(each, catch)
-        except ValueError:  # not in the main thread: whoever owns the process handles its signals
-            break
-    try:
-        yield caught
-    finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)
+            if self.signal_number:
+                raise Interrupted(self.signal_number)
+            yield
+        finally:
+            self._interrupts = False
+
+    def _catch(self, signal_number: int, frame: FrameType | None) -> None:
+        again = bool(self.signal_number)
+        if again and signal_number == signal.SIGINT and time.monotonic() - self._first > _THE_SAME:
+            raise KeyboardInterrupt
+        if not again:
+            self.signal_number, self._first = signal_number, time.monotonic()
+            if self._interrupts:
+                raise Interrupted(signal_number)
+
+    def __enter__(self) -> Self:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._previous[each] = signal.signal(each, self._catch)
+            except ValueError:  # not in the main thread: whoever owns the process handles its signals
+                break
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._previous:
+            signal.signal(*self._previous.popitem())
