@@ -205,6 +205,22 @@ def test_a_recipe_of_a_run_that_lacks_a_setting_is_of_another_version() -> None:
     assert Resolved.from_yaml(resolved.to_yaml(), "run/recipe.yaml") == resolved
 
 
+def test_a_bank_that_no_memory_holds_is_refused_unless_enough_processes_share_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe, data = (
+        replace(named("msf-small"), projection_hidden=2, prediction_hidden=2, projection_dim=1000),
+        noise(72, 8),
+    )
+    rows = 4 * 72 * 1000
+    monkeypatch.setattr("cmsf.resolving.available_memory", lambda: rows)
+    with pytest.raises(BadInput, match="72 rows of a bank take"):
+        resolve(recipe, data, 30)
+    resolve(recipe, data, 30, processes=1, bank_shares=2)
+    with pytest.raises(BadInput, match=r"36 rows of a bank take .* in 2 processes"):
+        resolve(recipe, data, 30, processes=2, bank_shares=2)  # both on this machine
+
+
 def test_a_baselines_description_says_whose_settings_it_has() -> None:
     assert "These are the settings of -imagenet; those of -small follow." in explain("simclr-small")
     assert "follow" not in explain("simclr-imagenet") + explain("simclr") + explain("msf-small")

@@ -90,7 +90,7 @@ def train(
         folder.check_free()
 
         images = load_images(source, request, recipe, view_size(recipe, side), folder)
-        resolved = resolve(recipe, images, side)
+        resolved = resolve(recipe, images, side, world.local_size, world.size if bank_sharded else 1)
         for line in _describe(images):
             screen.say(line)
         environment = describe_environment(request, resolved, str(where), world.size)

@@ -25,8 +25,11 @@ _BYTES, _COPIES = 4, 4
 """Of a number; and of each weight: online, target, gradient and momentum."""
 
 
-def resolve(recipe: Recipe, data: Dataset, typical_side: int) -> Resolved:
-    """The recipe with a number for every `auto`."""
+def resolve(recipe: Recipe, data: Dataset, typical_side: int, processes: int = 1, bank_shares: int = 1) -> Resolved:
+    """The recipe with a number for every `auto`.
+
+    processes: on this machine; bank_shares: between how many processes a bank is divided.
+    """
     images, objective = len(data.train), objective_of(recipe)
     _check_objective(recipe)
     if images < 2:
@@ -54,7 +57,7 @@ def resolve(recipe: Recipe, data: Dataset, typical_side: int) -> Resolved:
     least = _SWAV_CROP if recipe.extra_crops else _PAPERS_CROP
     hidden = 2 * width if recipe.projection_hidden == AUTO else recipe.projection_hidden
     dim = max(2, width // 4) if recipe.projection_dim == AUTO else recipe.projection_dim
-    _check_memory(recipe, width, hidden, dim, bank)
+    _check_memory(recipe, width, hidden, dim, -(-bank // bank_shares), processes)
     numbers = {
         "size": size,
         "weak_crop": least if recipe.weak_crop == AUTO else recipe.weak_crop,
@@ -73,15 +76,16 @@ def resolve(recipe: Recipe, data: Dataset, typical_side: int) -> Resolved:
     return Resolved(**(asdict(recipe) | numbers))
 
 
-def _check_memory(recipe: Recipe, width: int, hidden: int, dim: int, bank: int) -> None:
+def _check_memory(recipe: Recipe, width: int, hidden: int, dim: int, rows: int, processes: int) -> None:
     """Refuse heads and a bank that no memory holds, which would cost the whole machine dear."""
     between = recipe.prediction_hidden if recipe.prediction_hidden != AUTO else hidden
     weights = width * hidden + max(0, recipe.projection_layers - 2) * hidden**2 + hidden * dim + 2 * dim * between
-    needed, there = _BYTES * (_COPIES * weights + bank * dim), available_memory()
+    needed, there = processes * _BYTES * (_COPIES * weights + rows * dim), available_memory()
     if needed > there:
+        each = f" in {processes} processes" if processes > 1 else ""
         raise BadInput(
-            f"heads of --projection-hidden {hidden} and --projection-dim {dim} and a bank of {bank} rows take "
-            f"{needed / 1e9:.0f} GB of memory, and {there / 1e9:.0f} GB are free; use smaller ones"
+            f"heads of --projection-hidden {hidden} and --projection-dim {dim} and {rows} rows of a bank take "
+            f"{needed / 1e9:.0f} GB of memory{each}, and {there / 1e9:.0f} GB are free; use smaller ones"
         )
 
 
