@@ -75,7 +75,7 @@ bench-ranks: venv ## the search of a bank, divided between two processes: 3 minu
 
 MINUTES ?= 30
 soak: venv ## runs that are killed, stopped and out of disk, compared bit for bit with one that is not: MINUTES=30
-	$(BIN)/python scripts/soak.py --minutes $(MINUTES) --out docs/results/soak.json
+	PYTHONPATH=tests $(BIN)/python -m soak --minutes $(MINUTES) --out docs/results/soak.json
 
 bench-venv:
 	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
