@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
@@ -20,11 +20,12 @@ from cmsf.analysis.neighbourhood import Neighbourhood, histogram
 from cmsf.analysis.pseudo_labels import summarise_guesses
 from cmsf.appended import AppendedFile
 from cmsf.events import Events
-from cmsf.files import FullDisk
+from cmsf.files import MOST_OF_TEXT, FullDisk
 from cmsf.objectives import Outcome
 
 TIMING_FIELDS = ("images_per_second", "pseudo_cost")
 """Fields that differ between two runs which compute the same."""
+_EPOCH = b'"kind": "epoch"'
 
 
 def step_line(epoch: int, outcome: Outcome, seen: Neighbourhood | None, variety: Variety) -> dict[str, Any]:
@@ -131,6 +132,16 @@ class MetricsLog:
             if not was_behind:
                 raise FullDisk(f"{error}; until then its lines are kept in memory") from None
 
+    def epochs(self) -> list[dict[str, Any]]:
+        """What the file says of epochs that are over, as far as it can be read; of a very long one, of the last."""
+        found = []
+        for line in self.file.tail(MOST_OF_TEXT).splitlines():
+            if _EPOCH in line:
+                with suppress(ValueError, RecursionError):  # the first may be half a line, and anybody may have written
+                    values = json.loads(line)
+                    found += [values] if isinstance(values, dict) else []
+        return found
+
     def synced_length(self) -> int:
         """How long the file is, once all of it is on the disk, or FullDisk: what a checkpoint may rely on."""
         with self._unless_full():
@@ -164,6 +175,9 @@ class SilentLog:
 
     def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         return
+
+    def epochs(self) -> list[dict[str, Any]]:
+        return []
 
     def synced_length(self) -> int:
         return 0
