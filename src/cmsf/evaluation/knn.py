@@ -15,6 +15,7 @@ from cmsf.evaluation.features import LAYER, Extractor, raw_pixels, transform_nam
 from cmsf.evaluation.judged import judged_splits
 from cmsf.evaluation.measures import Judged, Result
 from cmsf.neighbours import Own, nearest_vectors
+from cmsf.progress import shown
 from cmsf.rows import UNKNOWN
 
 _CHUNK = 256
@@ -77,7 +78,11 @@ def nearest_training_images(
     everywhere = torch.ones(len(train), dtype=torch.bool, device=train.device)
     number = torch.arange(len(train), device=train.device)
     nobody = Own(torch.full((len(query),), UNKNOWN, device=train.device))
-    nearest = nearest_vectors(query, train, everywhere, number, min(k, len(train)), nobody)
+
+    def watched(blocks: range) -> Iterator[int]:
+        return shown(blocks, "neighbours", len(blocks))
+
+    nearest = nearest_vectors(query, train, everywhere, number, min(k, len(train)), nobody, watched)
     for part, near in zip(query.split(_CHUNK), nearest.split(_CHUNK), strict=True):
         # As train[near], which would take twice as long: a row is copied whole.
         vector = embedding(near, train)
