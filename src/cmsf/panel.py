@@ -32,7 +32,7 @@ class TrainingPanel:
     ) -> None:
         self.name, self.epochs = name, epochs
         self.time = TimeLeft(total, done, now)
-        self._line: Mapping[str, Any] = {}
+        self._line: Mapping[str, Any] = {"step": done}
         self._epoch: Mapping[str, Any] = {}
         self._judged: dict[str, deque[float]] = {name: deque(maxlen=_REMEMBERED) for name in JUDGED}
         self._doing = ""
@@ -43,7 +43,7 @@ class TrainingPanel:
             self._judge(line)
 
     def step(self, step: int, line: Mapping[str, Any]) -> None:
-        self._line = dict(line)
+        self._line = {**line, "step": step}  # at once, for it may be drawn in between
         self.time.at(step)
 
     def epoch(self, line: Mapping[str, Any]) -> None:
@@ -64,32 +64,33 @@ class TrainingPanel:
         self.time.end()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line = self._line
         rows = Table.grid(padding=(0, 1))
         rows.add_column(style="dim", no_wrap=True)
         rows.add_column()
-        for name, value in self._rows(options.ascii_only):
+        for name, value in self._rows(line, options.ascii_only):
             rows.add_row(name, value)
         width = min(options.max_width, _WIDEST)
-        done, total = self.time.done, self.time.total or 1
+        done, total = line["step"], self.time.total or 1
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
             ProgressBar(total, done, max(1, width - 4 - len(" 100 %"))), f"{done / total:4.0%}".replace("%", " %")
         )
         yield Panel(Group(bar, rows), title=Text(self.name, "bold"), title_align="left", width=width)
 
-    def _rows(self, plain: bool) -> list[tuple[str, Text]]:
+    def _rows(self, line: Mapping[str, Any], plain: bool) -> list[tuple[str, Text]]:
         """Names and values; plain: on a terminal without letters for arrows and curves."""
-        line, left = self._line, self.time.left
-        epoch = f", epoch {line['epoch'] + 1} of {self.epochs}" if line else ""
+        left, doing = self.time.left, self._doing
+        epoch = f", epoch {line['epoch'] + 1} of {self.epochs}" if "epoch" in line else ""
         rows = [
-            ("step", Text(f"{self.time.done:,} of {self.time.total:,}{epoch}")),
+            ("step", Text(f"{line['step']:,} of {self.time.total:,}{epoch}")),
             ("time", Text(clock(self.time.gone) + (f", {clock(left)} left" if left is not None else ""))),
         ]
         rows += [(name, Text(", ".join(words))) for name, words in _measures(line) if words]
         if "pseudo_share" in self._epoch:
             rows.append(("pseudo-labels", Text(pseudo_labels(self._epoch))))
         rows += [(name, _judgement(list(values), plain)) for name, values in self._judged.items() if values]
-        return [*rows, ("now", Text(self._doing))] if self._doing else rows
+        return [*rows, ("now", Text(doing))] if doing else rows
 
 
 def _measures(line: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
