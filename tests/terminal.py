@@ -96,6 +96,9 @@ class InTerminal:
         os.close(theirs)
 
     def resize(self, columns: int, rows: int) -> None:
+        """What was written before is seen as it was meant."""
+        while self._take(patience=0):
+            pass
         self.terminal.columns, self.terminal.rows = columns, rows
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
@@ -107,18 +110,21 @@ class InTerminal:
         deadline = time.monotonic() + PATIENCE
         while not until(self.terminal.text):
             assert time.monotonic() < deadline, self.terminal.text
-            if not select.select([self._ours], [], [], 1)[0]:
-                continue
-            try:
-                some = os.read(self._ours, 1 << 16)
-            except OSError:  # nobody is left who could write
-                some = b""
-            if not some:
+            if self._take(patience=1) is None:
                 self.process.wait(PATIENCE)
                 return
-            letters = self._letters.decode(some)
-            self.written += letters
-            self.terminal.show(letters)
+
+    def _take(self, patience: float) -> str | None:
+        """What comes in so many seconds; None where nobody is left who could write."""
+        if not select.select([self._ours], [], [], patience)[0]:
+            return ""
+        try:
+            letters = self._letters.decode(os.read(self._ours, 1 << 16))
+        except OSError:
+            return None
+        self.written += letters
+        self.terminal.show(letters)
+        return letters or None
 
     def __enter__(self) -> Self:
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.progress_bar import ProgressBar
@@ -22,6 +22,7 @@ _NARROWEST = 8
 """Columns of a bar; where there is less room, there is none."""
 
 
+@runtime_checkable
 class Update(Protocol):
     """To be called with how much is done, and what else there is to say."""
 
