@@ -16,6 +16,7 @@ from terminal import InTerminal, Terminal
 
 import cmsf
 from cmsf.cli import main
+from cmsf.live import FREE
 from cmsf.panel import TrainingPanel, curve
 from cmsf.screen import Screen
 
@@ -89,7 +90,7 @@ class Stopped:
         with InTerminal([*command, *SETTINGS, f"--epochs={EPOCHS}", "--threads=1"]) as self.seen:
             self.seen.watch(lambda text: self._keep(text) and self.frames[-1]["step"].startswith(f"{HELD} "))
             self.seen.resize(60, 24)
-            self.seen.watch(lambda text: self._keep(text) and len(text.splitlines()[-1]) == 60)
+            self.seen.watch(lambda text: self._keep(text) and len(text.splitlines()[-1]) == 60 - FREE)
             self.seen.press("\x03")
             self.seen.watch()
         self.text, self.lines = self.seen.terminal.text, metrics(cmsf.Run(out))
@@ -120,7 +121,7 @@ def test_messages_come_above_the_panel_and_stay(stopped: Stopped) -> None:
 
 def test_a_window_that_is_made_narrower_has_one_panel_that_fits(stopped: Stopped) -> None:
     assert stopped.text.count("╭") == stopped.text.count("╰") == 1
-    assert {len(line) for line in stopped.text.splitlines() if line.startswith(("╭", "│", "╰"))} == {60}
+    assert {len(line) for line in stopped.text.splitlines() if line.startswith(("╭", "│", "╰"))} == {60 - FREE}
 
 
 def test_ctrl_c_leaves_the_last_frame_the_message_and_the_cursor(stopped: Stopped) -> None:

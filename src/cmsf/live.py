@@ -13,6 +13,8 @@ from rich.live import Live
 
 REFRESHES = 2.0
 """A second: often enough for a clock, and so seldom that drawing costs nothing that could be measured."""
+FREE = 2
+"""Columns at the right: a terminal writes ^C there, and would tear what is drawn if that took another line."""
 
 
 def can_draw(console: Console) -> bool:
@@ -49,7 +51,9 @@ class TimeLeft:
     def done(self) -> int:
         return self._last[0]
 
-    def at(self, done: int) -> None:
+    def at(self, done: int, found: bool = False) -> None:
+        """found: what is new of it was there already, and says nothing of the pace."""
+        self._first += done - self.done if found else 0
         self._last = done, self.now()
 
     def end(self) -> None:

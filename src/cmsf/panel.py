@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cmsf.live import TimeLeft, clock
+from cmsf.live import FREE, TimeLeft, clock
 
 JUDGED = ("1-nn", "20-nn", "classifier")
 """What an epoch's line may say of the network, in per cent."""
@@ -70,7 +70,7 @@ class TrainingPanel:
         rows.add_column()
         for name, value in self._rows(line, options.ascii_only):
             rows.add_row(name, value)
-        width = min(options.max_width, _WIDEST)
+        width = max(1, min(options.max_width - FREE, _WIDEST))
         done, total = line["step"], self.time.total or 1
         bar = Table.grid(padding=(0, 1))
         bar.add_row(

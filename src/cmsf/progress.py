@@ -8,11 +8,12 @@ from contextvars import ContextVar
 from typing import Protocol, TypeVar, runtime_checkable
 
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.constrain import Constrain
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from cmsf.live import TimeLeft, can_draw, clock, drawn
+from cmsf.live import FREE, TimeLeft, can_draw, clock, drawn
 from cmsf.printable import one_line
 
 T = TypeVar("T")
@@ -24,9 +25,9 @@ _NARROWEST = 8
 
 @runtime_checkable
 class Update(Protocol):
-    """To be called with how much is done, and what else there is to say."""
+    """To be called with how much is done, and what else there is to say; found: it was done before this began."""
 
-    def __call__(self, done: int, note: str = "") -> None: ...
+    def __call__(self, done: int, note: str = "", found: bool = False) -> None: ...
 
 
 Tell = Callable[[str], None]
@@ -90,7 +91,7 @@ def bar(description: str, total: int | None) -> Iterator[Update]:
         return
     console = Console(stderr=True)
     if not can_draw(console):
-        yield lambda done, note="": None
+        yield lambda done, note="", found=False: None
         return
     line = _Line(said, total)
     with terminal_taken(line.tell), drawn(console, line, transient=True):
@@ -98,7 +99,7 @@ def bar(description: str, total: int | None) -> Iterator[Update]:
 
 
 def _telling(tell: Tell, said: str, total: int | None) -> Update:
-    def at(done: int, note: str = "") -> None:
+    def at(done: int, note: str = "", found: bool = False) -> None:
         count = f"{done:,}" if total is None else f"{min(done + 1, total):,} of {total:,}"
         tell(f"{said} {count}" + (f", {note}" if note else ""))
 
@@ -112,9 +113,9 @@ class _Line:
     def __init__(self, said: str, total: int | None) -> None:
         self.said, self.time, self.note, self.doing = said, TimeLeft(total), "", ""
 
-    def at(self, done: int, note: str = "") -> None:
+    def at(self, done: int, note: str = "", found: bool = False) -> None:
         self.note = note
-        self.time.at(done)
+        self.time.at(done, found)
 
     def tell(self, doing: str) -> None:
         self.doing = doing
@@ -122,16 +123,20 @@ class _Line:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         done, total, left = self.time.done, self.time.total, self.time.left
         count = f"{done:,}" if total is None else f"{done:,} of {total:,}"
-        words = [count, clock(self.time.gone) if left is None else f"{clock(left)} left"]
-        after = "  ".join(filter(None, [*words, self.doing or self.note]))
-        room = options.max_width - len(self.said) - len("  ".join(words)) - 2
-        line = Table.grid(padding=(0, 1))
-        line.add_column(no_wrap=True, overflow="ellipsis")
-        cells: list[Text | ProgressBar] = [Text(self.said)]
-        if room >= _NARROWEST:
-            line.add_column()
-            width = min(room, _WIDEST)
-            cells.append(ProgressBar(total, min(done, total or done), width, pulse=total is None))
-        line.add_column(no_wrap=True, overflow="ellipsis")
-        line.add_row(*cells, Text(after))
-        yield line
+        how_far = Text(f"{count}  {clock(self.time.gone) if left is None else f'{clock(left)} left'}")
+        said, note = Text(self.said), Text(self.doing or self.note)
+        width = max(1, options.max_width - FREE)
+        # How far it is comes first, then what it is, then a bar, then the note; each has the room that is left.
+        said.truncate(max(1, width - how_far.cell_len - 1), overflow="ellipsis")
+        room = width - how_far.cell_len - said.cell_len - 1
+        cells: list[Text | ProgressBar] = [said, how_far]
+        if room > _NARROWEST:
+            wanted = min(_WIDEST, max(_NARROWEST, room - 1 - (note.cell_len + 1 if note else 0)))
+            cells.insert(1, ProgressBar(total, min(done, total or done), wanted, pulse=total is None))
+            room -= wanted + 1
+        if note and room > 1:
+            note.truncate(room - 1, overflow="ellipsis")
+            cells.append(note)
+        line = Table.grid(*(Column(no_wrap=True) for _ in cells), padding=(0, 1))
+        line.add_row(*cells)
+        yield Constrain(line, width)

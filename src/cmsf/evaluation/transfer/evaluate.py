@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -67,9 +66,9 @@ def evaluate_transfer(
     with bar("transfer", len(prepared) * trials) as at:
         for number, one in enumerate(prepared):
             name = f"{one.wanted.name}, {number + 1} of {len(prepared)}"
-            at(number * trials, name)
+            at(number * trials, name, found=True)
             with part_of(name):
-                watch = partial(_say_trials, at, name, number * trials, trials)
+                watch = _watching(at, name, number * trials, trials)
                 judged[one.wanted.name], described[one.wanted.name] = _transfer(features, one, search, watch)
     for name, about in described.items():
         finished = about["trials"]["complete"] + about["trials"]["pruned"]
@@ -92,8 +91,16 @@ def evaluate_transfer(
     return Result(judged, protocol)
 
 
-def _say_trials(at: Update, name: str, before: int, trials: int, finished: int, best: float | None) -> None:
-    at(before + min(finished, trials), name + ("" if best is None else f", best {best:.2f} %"))
+def _watching(at: Update, name: str, before: int, trials: int) -> Watch:
+    """Brings a bar of all trials up to date; what the first look finds was there from another time."""
+    looked = False
+
+    def watch(finished: int, best: float | None) -> None:
+        nonlocal looked
+        at(before + min(finished, trials), name + ("" if best is None else f", best {best:.2f} %"), found=not looked)
+        looked = True
+
+    return watch
 
 
 def _opened(wanted: TransferSet, seed: int) -> Prepared:
