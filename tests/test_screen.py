@@ -17,6 +17,7 @@ from terminal import InTerminal, Terminal
 import cmsf
 from cmsf.cli import main
 from cmsf.live import FREE
+from cmsf.metrics import MetricsLog
 from cmsf.panel import TrainingPanel, curve
 from cmsf.screen import Screen
 
@@ -226,3 +227,14 @@ def test_what_a_log_says_is_not_believed_to_be_numbers() -> None:
 def test_a_curve_reaches_from_the_least_to_the_greatest() -> None:
     assert curve([1, 2, 8]) == "▁▂█"
     assert curve([3, 3]) == "▁▁"
+
+
+def test_a_log_is_read_as_far_as_it_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = [b'{"kind": "epoch", "step": %d, "1-nn": %d}\n' % (step, 10 * step) for step in (1, 2, 3)]
+    bad = [b'{"kind": "epoch", \xff}\n', b'["kind": "epoch"]\n', b'{"kind": "epoch", "x": ' + b"[" * 100_000 + b"\n"]
+    content = b"".join([good[0], b'{"kind": "step", "step": 2}\n', *bad, *good[1:], b'{"kind": "epoch", "st'])
+    (tmp_path / "log").write_bytes(content)
+    with MetricsLog(tmp_path / "log", tmp_path / "events", len(content), 3, print) as log:
+        assert [line["1-nn"] for line in log.epochs()] == [10, 20, 30]
+        monkeypatch.setattr("cmsf.metrics.MOST_OF_TEXT", 100)  # of a longer one, the last
+        assert [line["1-nn"] for line in log.epochs()] == [30]
