@@ -62,9 +62,11 @@ bench-semi: venv ## few labels on the embedded sample, and the ablations: three 
 	$(BIN)/python bench/semi.py --out docs/results/semi & $(BIN)/python bench/semi.py --out docs/results/semi; wait
 	$(BIN)/python bench/semi_table.py docs/results/semi > docs/results/semi.md
 
-bench-baselines: venv ## CMSF beside its baselines, with and without labels: six hours on two cores, resumable (DATA=folder of the data sets)
+bench-baselines: venv ## CMSF beside its baselines, with and without labels, and why coarse labels come out as they do: seven hours on two cores, resumable (DATA=folder of the data sets)
 	$(BIN)/python bench/baselines.py --data $(DATA) --out docs/results/baselines & \
 		$(BIN)/python bench/baselines.py --data $(DATA) --out docs/results/baselines; wait
+	$(BIN)/python bench/coarse.py --data $(DATA) --out docs/results/coarse & \
+		$(BIN)/python bench/coarse.py --data $(DATA) --out docs/results/coarse; wait
 	$(BIN)/python bench/baselines_table.py docs/results/baselines > docs/results/baselines.md
 
 bench-saving: venv ## what checkpoints cost, at laptop scale and at ImageNet's size: 10 minutes on an idle machine, 4 GB of disk
