@@ -39,6 +39,7 @@ class EpochTotals:
     losses: dict[str, list[float | Tensor]] = field(default_factory=dict)
     unconstrained: list[float] = field(default_factory=list)
     constrained: list[float] = field(default_factory=list)
+    as_far: list[float] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
     spreads: list[float] = field(default_factory=list)
     effective_ranks: list[float] = field(default_factory=list)
@@ -59,6 +60,7 @@ class EpochTotals:
             self.unconstrained += seen.unconstrained.tolist()
         if seen is not None and seen.chosen:
             self.constrained += seen.constrained.tolist()
+            self.as_far += seen.as_far.tolist()
             self.ranks += seen.rank.tolist()
 
     def line(self, epoch: int) -> dict[str, Any]:
@@ -77,8 +79,8 @@ class EpochTotals:
             return {}
         ranks, everywhere = torch.tensor(self.ranks, dtype=torch.int64), _doubles(self.unconstrained)
         if not self.constrained:
-            return _summary(Neighbourhood(everywhere, everywhere, ranks, chosen=False))
-        pooled = Neighbourhood(everywhere, _doubles(self.constrained), ranks)
+            return _summary(Neighbourhood(everywhere, everywhere, ranks, everywhere, chosen=False))
+        pooled = Neighbourhood(everywhere, _doubles(self.constrained), ranks, _doubles(self.as_far))
         return {**_summary(pooled), "rank_histogram": histogram(ranks)}
 
     @classmethod
@@ -181,13 +183,17 @@ def _losses(outcome: Outcome) -> dict[str, Tensor]:
 
 
 def _summary(seen: Neighbourhood) -> dict[str, float]:
-    """Mean purities, and mean and median (of the middle two, the mean) rank of the k-th constrained neighbour."""
+    """Mean purities, and mean and median (of the middle two, the mean) rank of the k-th constrained neighbour.
+
+    How pure as many of the bank's nearest are is asked by each step that is looked at for its own queries' median.
+    """
     everywhere = {"purity_unconstrained": float(seen.unconstrained.nanmean())}
     if not seen.chosen:
         return everywhere
     ranks = seen.rank.double()
     return everywhere | {
         "purity_constrained": float(seen.constrained.nanmean()),
+        "purity_as_far": float(seen.as_far.nanmean()),
         "rank_mean": float(ranks.mean()),
         "rank_median": _median(ranks),
     }
