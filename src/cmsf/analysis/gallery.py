@@ -39,7 +39,7 @@ def draw_neighbours(
     The queries are test images where there are any, one a class in turn; else training images, themselves left out.
     """
     split = data.test or data.train
-    chosen = _one_a_class_in_turn(split, seed)[:rows]
+    chosen = one_a_class_in_turn(split, seed)[:rows]
     query = split.part(chosen)
     own = chosen if data.test is None else torch.full_like(chosen, UNKNOWN)
 
@@ -81,7 +81,7 @@ def _nearest(
     return top(Own(own, included=False).settle(similarity, number), number, _SHOWN)
 
 
-def _one_a_class_in_turn(split: Split, seed: int) -> Int[Tensor, " q"]:
+def one_a_class_in_turn(split: Split, seed: int) -> Int[Tensor, " q"]:
     """All images in a random order in which the classes take turns."""
     order = permutation(len(split), seed, _CHOOSING)
     label = split.truth[order]
