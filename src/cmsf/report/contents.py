@@ -53,7 +53,7 @@ class Pool:
     thumbnail: data:image/… addresses; the same one is stored once, in however many runs it is.
     label: what training was told, truth: what is so, both an index into `classes`, or -1.
     near: the nearest others of each image with their similarity, nearest first, at most five.
-    exact: whether those are the nearest of all images, and not only of those on the page.
+    exact: of each image, whether those are the nearest of all images, and not only of those on the page.
     """
 
     thumbnail: tuple[str, ...]
@@ -63,11 +63,11 @@ class Pool:
     truth: tuple[int, ...]
     classes: tuple[str, ...]
     near: tuple[tuple[tuple[int, float], ...], ...]
-    exact: bool
+    exact: tuple[bool, ...]
     projections: tuple[Projection, ...] = ()
 
     def __post_init__(self) -> None:
-        columns = (self.path, self.split, self.label, self.truth, self.near)
+        columns = (self.path, self.split, self.label, self.truth, self.near, self.exact)
         places = [axis for projection in self.projections for axis in (projection.x, projection.y)]
         lengths = {len(column) for column in (self.thumbnail, *columns, *places)}
         if len(lengths) > 1:

@@ -25,7 +25,17 @@ from cmsf.report.contents import INK, PAPER, Pool, Report, RunReport
 
 LONGEST_NAME = 120
 """Longer names lose their middle."""
-_SCRIPTS = ("basics.js", "storage.js", "tables.js", "thumbs.js", "walk.js", "map.js", "printing.js", "live.js", "page.js")
+_SCRIPTS = (
+    "basics.js",
+    "storage.js",
+    "tables.js",
+    "thumbs.js",
+    "walk.js",
+    "map.js",
+    "printing.js",
+    "live.js",
+    "page.js",
+)
 """One script when the page is written, in this order; the last one starts it."""
 
 

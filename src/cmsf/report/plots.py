@@ -55,9 +55,7 @@ def _related(epochs: Lines) -> Iterator[Drawing]:
     lines = _lines(epochs, {"median": "rank_median", "mean": "rank_mean"})
     if lines:
         caption = "Rank in M of the last neighbour in C, counted from 1, the query itself."
-        yield Drawing(
-            RELATED, "rank", "How far out the constraint reaches", caption, _over(epochs, lines, "rank in M")
-        )
+        yield Drawing(RELATED, "rank", "How far out the constraint reaches", caption, _over(epochs, lines, "rank in M"))
     stages = {
         f"epoch {line['epoch'] + 1}": binned(line["rank_histogram"], sum(line["rank_histogram"]))
         for line in _stages(epochs)

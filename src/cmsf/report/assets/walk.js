@@ -76,7 +76,7 @@ function fillWalk(run, image) {
   large.id = "walk-image";
   byId("walk-image").replaceWith(large);
   byId("walk-facts").replaceChildren(...facts(run, image));
-  byId("walk-note").textContent = pool.exact
+  byId("walk-note").textContent = pool.exact[image]
     ? "By cosine similarity, among all images."
     : "By cosine similarity, among the images on this page.";
   byId("walk-near").replaceChildren(...pool.near[image].map(([other, similarity]) => nearThumb(run, image, other, similarity)));

@@ -1,0 +1,183 @@
+"""From a run on the disk to what stands on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from cmsf.analysis.collapse import Variety
+from cmsf.analysis.gallery import one_a_class_in_turn
+from cmsf.analysis.graph import nearest_of, nearest_others
+from cmsf.analysis.neighbourhood import HISTOGRAM_TO, histogram, inspect
+from cmsf.analysis.sphere import uniformity
+from cmsf.constraints import NearCompanion
+from cmsf.data import Dataset
+from cmsf.errors import BadInput
+from cmsf.evaluation import Extractor
+from cmsf.last_bank import last_learner
+from cmsf.learner import Learner
+from cmsf.randomness import permutation
+from cmsf.report import written
+from cmsf.report.contents import Figure, RunReport
+from cmsf.report.drawing import Drawing, bars
+from cmsf.report.galleries import of_bank, of_test_images
+from cmsf.report.plots import RELATED, binned, drawings
+from cmsf.report.pool import Album, Everything
+from cmsf.run import Run, pick_device, worker_count
+
+_SAMPLED = 5_000
+"""Images that the spread of all is judged by."""
+_SAMPLING = 0x5A3B << 40  # what this use of the hash is for; no epoch is ever so high
+_NEIGHBOURS = 20
+_SIZES, _QUERIES = (5, 10, 20, 50, 100), 1_000
+"""Of C, that the ranks are looked at for, and by how many rows of the bank."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where it is computed, and who is told of it."""
+
+    device: str
+    workers: int | None
+    say: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A run, ready for the page, and its plots, ready for files."""
+
+    report: RunReport
+    drawings: tuple[Drawing, ...]
+
+
+def gather_history(run: Run, number: int = 0) -> Gathered:
+    """What is known without looking at an image: of a run that is being trained, or has just begun."""
+    epochs = run.folder.history()
+    drawn = tuple(drawings(epochs))
+    tables, notes = written.results(run.folder)
+    report = RunReport(
+        name=run.recipe.name,
+        path=str(run.path),
+        state="complete" if run.folder.complete() else f"epoch {len(epochs)} of {run.recipe.epochs}",
+        summary=tuple(_summary(epochs)),
+        plots=tuple(drawing.on_page(number) for drawing in drawn),
+        results=tables,
+        recipe=written.settings(run.recipe),
+        environment=written.environment(run.folder),
+        notes=notes,
+    )
+    return Gathered(report, drawn)
+
+
+def gather(run: Run, machine: Machine, most: int, number: int = 0) -> Gathered:
+    """All that can be said of a run: its images are looked at by its network, and its bank by its own constraint.
+
+    most: so many images may be on the page; number: which run of the page it is.
+    """
+    known = gather_history(run, number)
+    if not run.folder.backbone_file.exists():
+        return _with_note(known, "training has not ended yet, so there is no network to look at images with")
+    try:
+        data = run.data()
+    except BadInput as error:
+        return _with_note(known, f"its images cannot be looked at: {error}")
+    seed, everything = run.recipe.seed, _look_at(run, data, machine)
+    album = Album(everything, most)
+    galleries, drawn = [of_test_images(album, seed)], list(known.drawings)
+    learner = last_learner(run.folder, run.recipe, data, torch.device("cpu"), machine.say)
+    if learner is not None:
+        galleries += of_bank(album, learner, seed)
+        drawn += _ranks_by_size(learner, seed)
+    album.add_around(one_a_class_in_turn(data.train, seed).tolist())
+    report = replace(
+        known.report,
+        summary=(*known.report.summary, *_on_the_sphere(everything, seed)),
+        plots=tuple(drawing.on_page(number) for drawing in drawn),
+        images=album.pool(),
+        galleries=tuple(galleries),
+    )
+    return Gathered(report, tuple(drawn))
+
+
+def _look_at(run: Run, data: Dataset, machine: Machine) -> Everything:
+    device = pick_device(machine.device)
+    features = Extractor(
+        run.backbone(device), run.recipe.size, device, worker_count(machine.workers), run.folder.features
+    )
+    looks = [features(data.train)]
+    graphs = [nearest_others(looks[0], _NEIGHBOURS)]
+    if data.test is not None:
+        looks.append(features(data.test))
+        graphs.append(nearest_of(looks[1], looks[0], _NEIGHBOURS))
+    width = min(graph.row.shape[1] for graph in graphs)  # of few images, each has one other less than a new one
+    return Everything(
+        data,
+        torch.cat(looks).cpu(),
+        torch.cat([graph.row[:, :width] for graph in graphs]),
+        torch.cat([graph.similarity[:, :width] for graph in graphs]),
+    )
+
+
+def _ranks_by_size(learner: Learner, seed: int) -> list[Drawing]:
+    """The ablation of k′: the histogram of ranks that the same bank has with others (right half of that table)."""
+    watched, bank, rows = learner.objective.watched, learner.bank, learner.bank.rows()
+    if watched is None or watched.k is None or not isinstance(watched.constraint, NearCompanion):
+        return []
+    known = (rows.exists & rows.has_companion).nonzero()[:, 0]
+    query = rows[known[permutation(len(known), seed, _SAMPLING)][:_QUERIES]]
+    nobody = torch.zeros(len(learner.knowledge.apart.embedding) if learner.knowledge.apart else 1, dtype=torch.int64)
+    shares = {}
+    for size in _SIZES:
+        if watched.k <= size <= len(known):
+            constraint = NearCompanion(size)
+            seen = inspect(query, bank, constraint, bank.find(query, constraint, watched.k), nobody)
+            shares[f"k′ = {size}"] = binned(histogram(seen.rank), len(query))
+    if not shares:
+        return []
+    caption = (
+        f"Of {len(query)} queries of the last bank, the share whose neighbour number {watched.k} in C is in each bin of "
+        f"five ranks in M, for several sizes of C; farther ones than {HISTOGRAM_TO} are not shown."
+    )
+    figure = bars(shares, "rank in M", "share of the queries")
+    return [Drawing(RELATED, "rank-by-size", "Ranks by the size of C", caption, figure)]
+
+
+def _on_the_sphere(everything: Everything, seed: int) -> list[Figure]:
+    """How the features of the training images lie there."""
+    train = everything.features[: len(everything.data.train)]
+    some = train[permutation(len(train), seed, _SAMPLING)[:_SAMPLED]]
+    variety = Variety.of(some)
+    return [
+        Figure("spread", f"{variety.spread:.2f}", "of the features; 0 is a collapse, 1 all over the sphere"),
+        Figure("effective rank", f"{variety.effective_rank:.1f}", f"of {train.shape[1]} directions"),
+        Figure("uniformity", f"{uniformity(some):.2f}", "0 is one point; lower is more even"),
+    ]
+
+
+def _summary(epochs: Sequence[Mapping[str, Any]]) -> list[Figure]:
+    """What the last epoch that was judged, and the last one, say."""
+    figures = []
+    judged = [line for line in epochs if isinstance(line.get("20-nn"), float)]
+    if judged:
+        first, last = judged[0], judged[-1]
+        before = f"; {first['20-nn']:.2f} % after epoch {first['epoch'] + 1}" if len(judged) > 1 else ""
+        figures.append(Figure("20-NN", f"{last['20-nn']:.2f} %", f"after epoch {last['epoch'] + 1}{before}"))
+    for line in epochs[-1:]:
+        if isinstance(line.get("loss"), float):
+            figures.append(Figure("loss", f"{line['loss']:.3f}", f"mean of epoch {line['epoch'] + 1}"))
+        purities = (line.get("purity_constrained"), line.get("purity_unconstrained"))
+        if all(isinstance(purity, float) for purity in purities):
+            constrained, plain = purities
+            figures.append(
+                Figure("purity", f"{100 * constrained:.0f} %", f"of C's neighbours; M's own {100 * plain:.0f} %")
+            )
+        if isinstance(line.get("rank_median"), float):
+            figures.append(Figure("median rank", f"{line['rank_median']:.0f}", "in M, of C's last neighbour"))
+    return figures
+
+
+def _with_note(gathered: Gathered, note: str) -> Gathered:
+    return replace(gathered, report=replace(gathered.report, notes=(*gathered.report.notes, note)))
