@@ -28,7 +28,10 @@ def by_umap(features: Float[Tensor, "n d"]) -> Float[Tensor, "n 2"]:
     return torch.from_numpy(placed)
 
 
-def projections() -> dict[str, Callable[[Float[Tensor, "n d"]], Float[Tensor, "n 2"]]]:
+Project = Callable[[Tensor], Tensor]
+
+
+def projections() -> dict[str, Project]:
     """What this machine can draw maps by."""
-    found = {"PCA": by_main_directions}
+    found: dict[str, Project] = {"PCA": by_main_directions}
     return found | ({"UMAP": by_umap} if find_spec("umap") is not None else {})

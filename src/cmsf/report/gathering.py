@@ -138,8 +138,8 @@ def _ranks_by_size(learner: Learner, seed: int) -> list[Drawing]:
     if not shares:
         return []
     caption = (
-        f"Of {len(query)} queries of the last bank, the share whose neighbour number {watched.k} in C is in each bin of "
-        f"five ranks in M, for several sizes of C; farther ones than {HISTOGRAM_TO} are not shown."
+        f"Of {len(query)} queries of the last bank, the share whose neighbour number {watched.k} in C is in each bin "
+        f"of five ranks in M, for several sizes of C; farther ones than {HISTOGRAM_TO} are not shown."
     )
     figure = bars(shares, "rank in M", "share of the queries")
     return [Drawing(RELATED, "rank-by-size", "Ranks by the size of C", caption, figure)]
@@ -168,9 +168,8 @@ def _summary(epochs: Sequence[Mapping[str, Any]]) -> list[Figure]:
     for line in epochs[-1:]:
         if isinstance(line.get("loss"), float):
             figures.append(Figure("loss", f"{line['loss']:.3f}", f"mean of epoch {line['epoch'] + 1}"))
-        purities = (line.get("purity_constrained"), line.get("purity_unconstrained"))
-        if all(isinstance(purity, float) for purity in purities):
-            constrained, plain = purities
+        constrained, plain = line.get("purity_constrained"), line.get("purity_unconstrained")
+        if isinstance(constrained, float) and isinstance(plain, float):
             figures.append(
                 Figure("purity", f"{100 * constrained:.0f} %", f"of C's neighbours; M's own {100 * plain:.0f} %")
             )
