@@ -9,14 +9,25 @@ AUDIT ?= .venv-audit
 DEPENDENCIES := $(shell cat pyproject.toml constraints.txt | cksum | tr -d ' \t')
 READY := $(VENV)/.ready-$(DEPENDENCIES)
 
-.PHONY: demo test fuzz audit check format venv clean bench-data bench-eval bench-transfer bench-semi bench-baselines bench-saving bench-ranks soak bench-venv
+.PHONY: demo test browser browser-test fuzz audit check format venv clean bench-data bench-eval bench-transfer bench-semi bench-baselines bench-saving bench-ranks soak bench-venv
 
 demo: venv ## train on the embedded images, evaluate, and show what was learned (under 5 minutes)
 	$(BIN)/cmsf train cmsf-self --out runs/demo
 	@$(BIN)/cmsf evaluate runs/demo --references
 
 test: venv ## all tests (about 12 minutes on two cores)
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --ignore tests/browser
+	@echo "left out: the report in a real browser, which is make browser-test"
+
+browser: ## Debian's Chromium and its driver, where they are missing
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \
+		if [ "$$(id -u)" = 0 ]; then as_root=; else as_root="sudo -n"; fi; \
+		$$as_root apt-get update -qq; $$as_root apt-get install -y -qq chromium chromium-driver >/dev/null; } || { \
+		echo "chromium and chromedriver are missing, and apt-get cannot install them here: install both, and put them on the PATH" >&2; \
+		exit 1; }
+
+browser-test: venv browser ## the report in a real Chromium: a minute
+	$(BIN)/python -m pytest tests/browser
 
 fuzz: venv ## hostile files of every kind, 2,000 of them (CASES=, SEED=): ten minutes
 	PYTHONPATH=tests $(BIN)/python -m hostile --cases $(or $(CASES),2000) --seed $(or $(SEED),0) --out docs/results/fuzz.md

@@ -26,10 +26,10 @@ def compared(runs: Sequence[RunReport]) -> list[Group]:
     """A group for the summaries and one for each evaluation; nothing where there is one run alone."""
     if len(runs) < 2:
         return []
-    groups = [Group("Summary", _lines([{figure.label: figure for figure in run.summary} for run in runs]))]
-    for metric in dict.fromkeys(table.metric for run in runs for table in run.results):
-        groups.append(Group(metric, _lines([_measures(run, metric) for run in runs])))
-    return [group for group in groups if group.lines]
+    summary = Group("Summary", _lines([{figure.label: figure for figure in run.summary} for run in runs]))
+    metrics = dict.fromkeys(table.metric for run in runs for table in run.results)
+    results = [Group(metric, _lines([_measures(run, metric) for run in runs])) for metric in metrics]
+    return [group for group in (summary, *results) if group.lines]
 
 
 def _measures(run: RunReport, metric: str) -> dict[str, Measure]:

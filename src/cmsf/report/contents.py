@@ -20,7 +20,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawing by matplotlib, its texts left as text (svg.fonttype "none"), its ids found nowhere else on the page.
+    """A drawing by matplotlib, its texts left as text (svg.fonttype "none").
 
     What is INK or PAPER in it follows the page from light to dark; other colours should be seen on both.
 

@@ -140,11 +140,13 @@ def _seen(value: Any) -> Any:
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _drawing(svg: str) -> Markup:
-    """A drawing for the middle of a page: without the head of a file, and in the page's own ink and paper."""
+def _drawing(svg: str, prefix: str) -> Markup:
+    """A drawing for the middle of a page: without the head of a file, in the page's own ink and paper, and with ids
+    that no other drawing has."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)  # of all that is on the page; page.css has it
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
     return Markup(svg.replace(INK, "var(--ink)").replace(PAPER, "var(--paper)"))
 
 

@@ -68,7 +68,8 @@ class ImageMap {
     this.colourings = colourings(run);
     this.pictures = new Map();
     this.pointers = new Map();
-    this.current = null; // the image under the pointer or the keys
+    this.placed = []; // the images that have a place on the map
+    this.current = null; // the one under the pointer or the keys
     this.listen();
     this.control("colour").append(...this.colourings.map(({ title }, number) => make("option", { value: number }, title)));
     this.chooseColouring();

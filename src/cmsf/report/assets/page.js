@@ -1,6 +1,6 @@
 // The whole: which run is shown, light or dark, and the start of everything else.
 
-const THEMES = { auto: "Light or dark: as the system", light: "Light", dark: "Dark" };
+const THEMES = { auto: "Theme: system", light: "Theme: light", dark: "Theme: dark" };
 
 function startTheme() {
   const button = byId("theme");

@@ -16,13 +16,20 @@ function className(run, number) {
   return number === UNKNOWN ? null : report.runs[run].classes[number];
 }
 
-// What is so, and what training was told where that is something else.
-function labelOf(run, image) {
+// What is so, or else what training was told.
+function classOf(run, image) {
   const { truth, label } = report.runs[run];
-  const [known, given] = [className(run, truth[image]), className(run, label[image])];
-  if (known === null) return given ?? "no label";
-  return given === null || given === known ? known : `${known}, labelled ${given}`;
+  return className(run, truth[image]) ?? className(run, label[image]) ?? "no label";
 }
+
+// What training was told, where that is not so.
+function wrongLabelOf(run, image) {
+  const { truth, label } = report.runs[run];
+  const known = truth[image] !== UNKNOWN && label[image] !== UNKNOWN;
+  return known && truth[image] !== label[image] ? `labelled ${className(run, label[image])}` : null;
+}
+
+const labelOf = (run, image) => [classOf(run, image), wrongLabelOf(run, image)].filter(Boolean).join(", ");
 
 function picture(run, image, alt) {
   const element = make("img", { alt, draggable: false });
@@ -34,11 +41,10 @@ function picture(run, image, alt) {
 // A button that says by its data which image it is for: rank and wrong are for those in a strip.
 function fillThumb(button, more = "") {
   const { run, image, rank, wrong } = button.dataset;
-  const [pool, label] = [report.runs[run], labelOf(run, image)];
-  button.title = `${pool.path[image]}: ${label}`;
-  button.append(picture(run, image, ""), make("span", { className: "label" }, named(label)));
-  if (rank !== undefined) button.append(make("span", { className: "more" }, `rank ${rank}`));
-  if (more) button.append(make("span", { className: "more" }, more));
+  button.title = `${report.runs[run].path[image]}: ${labelOf(run, image)}`;
+  button.append(picture(run, image, ""), make("span", { className: "label" }, named(classOf(run, image))));
+  const lines = [wrongLabelOf(run, image), rank === undefined ? null : `rank ${rank}`, more].filter(Boolean);
+  button.append(...lines.map((line) => make("span", { className: "more" }, named(line))));
   if (wrong === "yes") {
     const sign = make("span", { className: "sign" }, "×");
     sign.setAttribute("aria-hidden", "true");
