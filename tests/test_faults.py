@@ -343,13 +343,6 @@ def test_an_image_that_vanishes_stops_the_run_by_its_name_until_it_is_back(photo
     assert_same_run(whole, cmsf.resume(tmp_path / "run", quiet=True, workers=0))
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch looks every five seconds whether its workers are alive."""
-    waiting = torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data
-    monkeypatch.setattr(waiting, "__defaults__", (0.5,))
-
-
 @pytest.mark.usefixtures("impatient")
 def test_a_worker_that_is_killed_is_replaced_and_the_result_is_the_same(photos: Path, tmp_path: Path) -> None:
     # Two workers are asked for at most six batches ahead: of fifteen to come, each has one that only it would read.

@@ -21,6 +21,7 @@ from runs import TINY, StopAt, assert_same_run, metrics
 
 import cmsf
 from cmsf.data import Dataset, Split, Unreadable, feed, open_source
+from cmsf.data.feeding import _Cutter
 from cmsf.data.loading import load
 from cmsf.data.order import epoch_order
 from cmsf.errors import BadInput
@@ -102,6 +103,28 @@ def test_a_worker_is_dead_when_its_files_are_closed_though_it_cannot_be_waited_f
     said: list[str] = []
     assert_same_batches(read(split, 0), read(split, 1, said.append))
     assert looked
+    assert said == [DIED]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_worker_that_dies_is_replaced_though_the_parent_ignores_its_children(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split, cut, died = opened(photos, "off").train, _Cutter.__getitem__, tmp_path / "died"
+    alone = read(split, 0)
+
+    def dies_once(self: _Cutter, entry: Any) -> Any:
+        if not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return cut(self, entry)
+
+    monkeypatch.setattr(_Cutter, "__getitem__", dies_once)
+    before, said = signal.signal(signal.SIGCHLD, signal.SIG_IGN), list[str]()
+    try:
+        assert_same_batches(alone, read(split, 1, said.append))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
     assert said == [DIED]
 
 

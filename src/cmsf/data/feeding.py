@@ -174,6 +174,9 @@ def _deaths_noticed_in_waiting() -> Iterator[None]:
         yield  # then torch does not either
         return
     before = signal.getsignal(signal.SIGCHLD)
+    if before == signal.SIG_IGN:  # as a parent may leave it: then no exit code is kept, and nobody seems to die
+        before = signal.SIG_DFL
+        signal.signal(signal.SIGCHLD, before)
     yield
     by_torch = getattr(before, "__module__", "").startswith("torch.")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL if by_torch or before is None else before)
