@@ -219,7 +219,8 @@ class Training:
 
     def _heed_collapse(self, message: str | None) -> None:
         if message is not None and self.on_collapse == "stop":
-            raise BadInput(
+            # All processes see it, and the first one says so.
+            raise (BadInput if self.world.leads else Elsewhere)(
                 f"{message} after step {self.step} of {self.schedule.total}; train with a lower --lr or "
                 "--weight-decay, in another --out; with --on-collapse warn"
             )
