@@ -112,6 +112,8 @@ class Training:
             self.world.agreed(self.log.synced_length)
         except Interrupted as error:
             raise Stopped(error.signal_number, saved=self._save_and_wait()) from None
+        except Diverged:  # of which there is nothing to save
+            raise
         except Elsewhere as error:
             if not isinstance(error, FullDisk):
                 self._save_and_wait()
