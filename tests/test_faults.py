@@ -9,7 +9,6 @@ import random
 import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import Started, cmsf_command
 from helpers import write_npz, write_photos
 from runs import TINY, StopAt, assert_same_run, metrics, scalars, state
 
@@ -47,16 +47,14 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photos(tmp_path_factory.mktemp("photos"), per_class=20, classes=3, side=40)
 
 
-def start(out: Path, *flags: str | Path, limit: int | None = None, **settings: Any) -> subprocess.Popen[str]:
+def start(out: Path, *flags: str | Path, limit: int | None = None, **settings: Any) -> Started:
     """A process that trains; limit: the largest file it may write."""
     flags += tuple(f"--{name.replace('_', '-')}={value}" for name, value in settings.items())
-    command = [sys.executable, "-m", "cmsf", "train", *map(str, flags), "--threads", "1"]
-    command += [] if "--resume" in flags else ["--out", str(out)]
-    before = None if limit is None else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=before, start_new_session=True)
+    flags += () if "--resume" in flags else ("--out", out)
+    return cmsf_command("train", *flags, "--threads", "1", limit=limit)
 
 
-def await_step(process: subprocess.Popen[str], out: Path, step: int) -> None:
+def await_step(process: Started, out: Path, step: int) -> None:
     """Until the log has a line of this step or a later one."""
     file, deadline = out / "metrics.jsonl", time.monotonic() + PATIENCE
     while True:
@@ -69,7 +67,7 @@ def await_step(process: subprocess.Popen[str], out: Path, step: int) -> None:
         time.sleep(0.005)
 
 
-def await_half_written(process: subprocess.Popen[str], out: Path) -> list[Path]:
+def await_half_written(process: Started, out: Path) -> list[Path]:
     """Hold the process while a checkpoint is half there."""
     deadline = time.monotonic() + PATIENCE
     while True:

@@ -3,8 +3,6 @@
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
@@ -15,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import cmsf_command
 from helpers import write_photos
 from PIL import Image
 from runs import TINY, StopAt, assert_same_run, metrics
@@ -197,30 +196,17 @@ def test_a_run_from_the_disk_that_was_stopped_goes_on_bit_for_bit(
 
 def test_a_group_that_is_interrupted_saves_and_leaves_no_worker_behind(photos: Path, tmp_path: Path) -> None:
     """Ctrl-C reaches every process of the group, workers too."""
-    command = [sys.executable, "-m", "cmsf", "train", "msf-small", "--data", photos, "--out", tmp_path / "run"]
-    flags = [
-        "--cache",
-        "off",
-        "--workers",
-        "2",
-        "--epochs",
-        "2000",
-        "--batch-size",
-        "16",
-        "--evaluate-every",
-        "0",
-        "--threads",
-        "1",
-    ]
-    with subprocess.Popen([*map(str, command), *flags], start_new_session=True, stderr=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 60
-        while not list((tmp_path / "run" / "checkpoints").glob("*")) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+    given = ("--cache", "off", "--workers", "2", "--epochs", "2000", "--batch-size", "16", "--evaluate-every", "0")
+    where = ("--data", photos, "--out", tmp_path / "run")
+    process = cmsf_command("train", "msf-small", *where, *given, "--threads", "1")
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "run" / "checkpoints").glob("*")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert b"Traceback" not in said
-    assert b"the same command goes on" in said
+    assert "Traceback" not in said
+    assert "the same command goes on" in said
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
 
