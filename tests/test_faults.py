@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 import torch
-from forked import Started, cmsf_command
 from helpers import write_npz, write_photos
+from processes import PATIENCE, await_half_written, await_step, start
 from runs import TINY, StopAt, assert_same_run, metrics, scalars, state
 
 import cmsf
@@ -34,7 +34,6 @@ from cmsf.signals import Stopped
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 KILLED = {"epochs": 6, "batch_size": 16, "log_every": 2, "projection_hidden": 32, "projection_dim": 16}
-PATIENCE = 120
 
 
 @pytest.fixture(scope="module")
@@ -45,42 +44,6 @@ def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photos(tmp_path_factory.mktemp("photos"), per_class=20, classes=3, side=40)
-
-
-def start(out: Path, *flags: str | Path, limit: int | None = None, **settings: Any) -> Started:
-    """A process that trains; limit: the largest file it may write."""
-    flags += tuple(f"--{name.replace('_', '-')}={value}" for name, value in settings.items())
-    flags += () if "--resume" in flags else ("--out", out)
-    return cmsf_command("train", *flags, "--threads", "1", limit=limit)
-
-
-def await_step(process: Started, out: Path, step: int) -> None:
-    """Until the log has a line of this step or a later one."""
-    file, deadline = out / "metrics.jsonl", time.monotonic() + PATIENCE
-    while True:
-        lines = file.read_text().splitlines() if file.exists() else []
-        with_steps = [line for line in lines[-3:] if line.startswith("{") and line.endswith("}")]
-        if any(json.loads(line)["step"] >= step for line in with_steps):
-            return
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def await_half_written(process: Started, out: Path) -> list[Path]:
-    """Hold the process while a checkpoint is half there."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        if list((out / "checkpoints").glob(".*.part")):
-            process.send_signal(signal.SIGSTOP)
-            time.sleep(0.05)
-            parts = list((out / "checkpoints").glob(".*.part"))
-            if parts:
-                return parts
-            process.send_signal(signal.SIGCONT)
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.0002)
 
 
 def test_a_run_that_is_killed_at_any_moment_equals_one_that_is_not(bars: Path, tmp_path: Path) -> None:
