@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from forked import cmsf_command
 from helpers import write_npz, write_photos
 from runs import replace_part
 
@@ -335,9 +336,8 @@ def test_recipes_are_listed_and_a_printed_one_can_be_trained(
 @pytest.mark.parametrize(("signal_number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_a_process_after_a_checkpoint(signal_number: int, code: int, bars: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "cmsf", "train", "cmsf-self-small", "--data", str(bars), "--out", str(out)]
-    command += ["--epochs", "2000", "--log-every", "1", "--threads", "1"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    given = ("--epochs", "2000", "--log-every", "1", "--threads", "1")
+    process = cmsf_command("train", "cmsf-self-small", "--data", bars, "--out", out, *given)
     patience = time.monotonic() + 120
     while not (out / "metrics.jsonl").exists() or len((out / "metrics.jsonl").read_bytes()) < 3000:
         assert process.poll() is None, process.communicate()[1]

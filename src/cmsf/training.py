@@ -112,6 +112,8 @@ class Training:
             self.world.agreed(self.log.synced_length)
         except Interrupted as error:
             raise Stopped(error.signal_number, saved=self._save_and_wait()) from None
+        except Diverged:  # of which there is nothing to save
+            raise
         except Elsewhere as error:
             if not isinstance(error, FullDisk):
                 self._save_and_wait()
@@ -219,7 +221,8 @@ class Training:
 
     def _heed_collapse(self, message: str | None) -> None:
         if message is not None and self.on_collapse == "stop":
-            raise BadInput(
+            # All processes see it, and the first one says so.
+            raise (BadInput if self.world.leads else Elsewhere)(
                 f"{message} after step {self.step} of {self.schedule.total}; train with a lower --lr or "
                 "--weight-decay, in another --out; with --on-collapse warn"
             )
