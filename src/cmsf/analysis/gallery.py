@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from cmsf.analysis.thumbnails import PLAIN, THUMBNAIL, Sheet, shortened, thumbnail
+from cmsf.analysis.thumbnails import PLAIN, THUMBNAIL, WRONG, Sheet, shortened, thumbnail
 from cmsf.data import Dataset, Split
 from cmsf.evaluation.features import feature_batches, pixel_batches
 from cmsf.neighbours import Own, top
@@ -18,7 +18,7 @@ from cmsf.rows import UNKNOWN
 
 _SHOWN = 5
 _CHOOSING = 0x6A11 << 40  # what this use of the hash is for; no epoch is ever so high
-_RIGHT, _WRONG = "#1a7f37", "#cf222e"
+_RIGHT = "#1a7f37"
 _ACROSS, _DOWN = 1.08, 1.3
 """From one picture to the next, in inches."""
 _TOP, _GAP = 0.35, 0.25
@@ -64,7 +64,7 @@ def draw_neighbours(
             for place, image in enumerate(images):
                 if image != UNKNOWN:
                     mine, theirs = int(query.truth[line]), int(data.train.truth[image])
-                    colour = PLAIN if UNKNOWN in (mine, theirs) else _RIGHT if mine == theirs else _WRONG
+                    colour = PLAIN if UNKNOWN in (mine, theirs) else _RIGHT if mine == theirs else WRONG
                     _show(sheet, left + place * _ACROSS, line, data.train, image, data.classes, colour)
     for line in range(len(chosen)):
         _show(sheet, 0, line, query, line, data.classes, PLAIN)

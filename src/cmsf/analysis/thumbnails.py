@@ -27,7 +27,7 @@ _FONTS = (
     *("Noto Sans Arabic", "Noto Sans Devanagari", "Arial Unicode MS"),
 )
 """Tried in turn for each letter, as far as the machine has them; matplotlib brings the first along."""
-PLAIN = "#57606a"
+PLAIN, WRONG = "#57606a", "#cf222e"
 _LONGEST_NAME = 16
 
 
