@@ -54,7 +54,7 @@ COMPUTED = {
     "PAWS (sup=400)": (2387.2, 11.946, 6.988),
     "CMSF semi-basic": (768, 7.686, 3.997),
     "CMSF semi": (768, 7.686, 3.997),
-    "CMSF semi, mixed prec.": (2304, 7.686, 3.997),
+    "CMSF semi, mixed": (2304, 7.686, 3.997),
 }
 """By hand: mini-batch, passes in 1e8, FLOPs in 1e18."""
 

@@ -102,7 +102,7 @@ _CALCULATIONS = {
     "PAWS (sup=400)": _calculated((*_SWAV, 256), (5004, 100), 2387, 12.0, 7, labelled=(1, 1, 400)),
     "CMSF semi-basic": _MSF,
     "CMSF semi": _MSF,
-    "CMSF semi, mixed prec.": _calculated((2, 1, 768), (1668, 200), 2304, 7.7, 4),
+    "CMSF semi, mixed": _calculated((2, 1, 768), (1668, 200), 2304, 7.7, 4),
 }
 
 
@@ -139,7 +139,7 @@ SEMI_SUPERVISED = (
     _semi("PAWS (sup=400)", 100, 256, 4, 7, 62.9),
     _semi("CMSF semi-basic", 200, 256, 4, 4, 68.6),
     _semi("CMSF semi", 200, 256, 4, 4, 69.9),
-    _semi("CMSF semi, mixed prec.", 200, 768, 4, 4, 70.5),
+    _semi("CMSF semi, mixed", 200, 768, 4, 4, 70.5),
 )
 
 WITH_TARGET, BOTH_WAYS, ONE_NETWORK = (2, 1), (4, 2), (2, 2)

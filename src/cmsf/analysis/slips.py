@@ -21,8 +21,8 @@ from cmsf.analysis.published import (
 )
 
 MINI_BATCH, PER_EPOCH, PASSES, FLOPS = "mini-batch", "iterations an epoch", "passes, 1e8", "FLOPs, 1e18"
-MAIN_FLOPS, MAIN_BATCH, MAIN_EPOCHS = "main table's FLOPs, 1e18", "main table's batch", "main table's epochs"
-RATIO, SYMMETRY = "times the FLOPs of CMSF semi", "times the FLOPs for a symmetric loss"
+MAIN_FLOPS, MAIN_BATCH, MAIN_EPOCHS = "main table's FLOPs", "main table's batch", "main table's epochs"
+RATIO, SYMMETRY = "× FLOPs of CMSF semi", "× FLOPs, symmetric loss"
 _HALF = 0.5 + 1e-9
 """Of the last digit: so far may a printed figure be from what it stands for."""
 
@@ -47,26 +47,26 @@ class Printed:
         return _WHY.get((self.row, self.figure), "")
 
 
-_ONE_SIDED_BACKWARD = "a backward pass counted once instead of twice"
+_BACKWARD_ONCE = "a backward pass counted once"
 _ROUNDED_UP = "rounded up"
-_UNLABELLED_ALONE = "unlabelled images alone; the caption says the sum of both"
+_UNLABELLED_ALONE = "the caption: labelled ones too"
 _WHY = {
-    ("SimCLRv2", FLOPS): _ONE_SIDED_BACKWARD,
-    ("SimCLRv2", MAIN_FLOPS): _ONE_SIDED_BACKWARD,
-    ("UDA", MAIN_EPOCHS): "40,000 iterations of 15,360 unlabelled images",
-    ("FixMatch", FLOPS): "a zero too many; the main table has 7",
+    ("SimCLRv2", FLOPS): _BACKWARD_ONCE,
+    ("SimCLRv2", MAIN_FLOPS): _BACKWARD_ONCE,
+    ("UDA", MAIN_EPOCHS): "by its 40,000 iterations",
+    ("FixMatch", FLOPS): "a zero too many; main table: 7",
     ("MPL", FLOPS): _ROUNDED_UP,
     ("MPL", MAIN_FLOPS): _ROUNDED_UP,
     ("MPL", MAIN_BATCH): _UNLABELLED_ALONE,
-    ("PAWS (sup=6720)", PASSES): "that of 314 iterations an epoch instead of 312",
+    ("PAWS (sup=6720)", PASSES): "314 iterations an epoch, not 312",
     ("PAWS (sup=6720)", MAIN_BATCH): _UNLABELLED_ALONE,
     ("PAWS (sup=1680)", FLOPS): _ROUNDED_UP,
     ("PAWS (sup=1680)", MAIN_FLOPS): _ROUNDED_UP,
     ("PAWS (sup=1680)", MAIN_BATCH): _UNLABELLED_ALONE,
-    ("PAWS (sup=400)", PASSES): "that of 3.102 passes an image; its mini-batch has 3.1",
+    ("PAWS (sup=400)", PASSES): "of 3.102 crops, not of 3.1",
     ("PAWS (sup=400)", MAIN_BATCH): _UNLABELLED_ALONE,
-    ("PAWS (sup=6720)", RATIO): "that of the passes as printed, 36.6 to 7.7",
-    ("SimCLR, SwAV, SimSiam", SYMMETRY): "two views through one network; it is 2 with a target, as in BYOL",
+    ("PAWS (sup=6720)", RATIO): "of printed passes, 36.6 to 7.7",
+    ("SimCLR, SwAV, SimSiam", SYMMETRY): "2 with a target encoder alone",
 }
 
 
@@ -100,7 +100,7 @@ def _of_row(row: SemiSupervised) -> list[Printed]:
 def _ratios() -> list[Printed]:
     """What is said of one method beside another."""
     flops = {row.name: row.calculation.compute.flops for row in SEMI_SUPERVISED if row.calculation}
-    times_ours = flops["PAWS (sup=6720)"] / flops["CMSF semi, mixed prec."]
+    times_ours = flops["PAWS (sup=6720)"] / flops["CMSF semi, mixed"]
     two_sided = {"BYOL, MoCo v2": BOTH_WAYS, "SimCLR, SwAV, SimSiam": ONE_NETWORK}
     return [
         Printed("PAWS (sup=6720)", RATIO, PAWS_TIMES_OURS, times_ours, unit=0.1),
