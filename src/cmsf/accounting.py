@@ -90,35 +90,67 @@ def spent(run: str | Path | RunFolder) -> Spent:
     recipe = folder.recipe()
     if not folder.metrics_file.exists():
         raise BadInput(f"{folder.path} has no metrics.jsonl, so nothing was trained there; give a run of cmsf train")
-    listed = folder.columns()
-    train, test = listed["split"].count("train"), listed["split"].count("test")
-    known = [truth for truth, split in zip(listed["truth"], listed["split"], strict=True) if split == "train"]
-    labels = [label for label, split in zip(listed["label"], listed["split"], strict=True) if split == "train"]
-    steps, epochs, seconds, accuracy = train // recipe.batch_size, 0, [], {}
+    images = _count(folder)
+    steps, epochs = images.train // recipe.batch_size, 0
+    seconds: list[float] = []
+    accuracy: dict[str, float] = {}
     for line in epoch_lines(folder.metrics_file):
         step = line.get("step")
         if type(step) is not int or not steps or step % steps or not epochs < step // steps <= recipe.epochs:
             raise BadInput(f"{folder.metrics_file} has epochs that are not those of its recipe and images")
         epochs = step // steps
         rate = _number(line.get("images_per_second"))
-        seconds.append(steps * recipe.batch_size / rate if rate else math.nan)
-        accuracy.update(_numbers(line, BALLOTS))
+        seconds.append(steps * recipe.batch_size / rate if rate else math.inf)
+        accuracy |= _numbers(line, BALLOTS)
+    whole = len(seconds) == epochs and math.isfinite(sum(seconds))
     return Spent(
         recipe,
-        train,
+        images.train,
         epochs,
-        compute_of(recipe, train, epochs),
-        clean_views_of(recipe, train, len(labels) - labels.count(None), epochs),
-        _total(seconds, epochs),
+        compute_of(recipe, images.train, epochs),
+        clean_views_of(recipe, images.train, images.labelled, epochs),
+        math.fsum(seconds) if whole else None,
         accuracy | _evaluated(folder),
-        on_imagenet=len(set(known) - {None}) == IMAGENET_CLASSES
-        and math.isclose(train, IMAGENET_IMAGES, rel_tol=_NEARLY)
-        and math.isclose(test, IMAGENET_TEST_IMAGES, rel_tol=_NEARLY),
+        images.are_imagenet,
+    )
+
+
+@dataclass(frozen=True)
+class _Images:
+    """How many images of each kind a run has."""
+
+    train: int
+    labelled: int
+    classes: int
+    test: int
+
+    @property
+    def are_imagenet(self) -> bool:
+        return (
+            self.classes == IMAGENET_CLASSES
+            and math.isclose(self.train, IMAGENET_IMAGES, rel_tol=_NEARLY)
+            and math.isclose(self.test, IMAGENET_TEST_IMAGES, rel_tol=_NEARLY)
+        )
+
+
+def _count(folder: RunFolder) -> _Images:
+    listed = folder.columns()
+    rows = zip(listed["split"], listed["label"], listed["truth"], strict=True)
+    train = [(label, truth) for split, label, truth in rows if split == "train"]
+    return _Images(
+        train=len(train),
+        labelled=sum(label is not None for label, _ in train),
+        classes=len({truth for _, truth in train} - {None}),
+        test=listed["split"].count("test"),
     )
 
 
 def _passes(recipe: Resolved) -> tuple[Passes, Passes]:
-    """Of an image of the batch, and of a labelled one beside it."""
+    """Of an image of the batch, and of a labelled one beside it.
+
+    What goes through the online encoder goes back too: FixMatch's weak views as well, which the paper counts forward
+    alone, for they share a batch, and so BatchNorm's statistics, with those that it learns from.
+    """
     objective, small = objective_of(recipe), share_of_pass(recipe.extra_size, recipe.size)
     online = [view for together in objective.online for view in together]
     target = [view for together in objective.target for view in together]
@@ -130,11 +162,6 @@ def _passes(recipe: Resolved) -> tuple[Passes, Passes]:
     batch = Passes(learned + of_batch(target) + embeds_third_view(recipe), learned, recipe.batch_size)
     beside = max(1, recipe.support_classes) * recipe.support_images
     return batch, Passes(asides, asides, beside) if asides else Passes()
-
-
-def _total(seconds: list[float], epochs: int) -> float | None:
-    total = math.fsum(seconds)
-    return total if len(seconds) == epochs and math.isfinite(total) else None
 
 
 def _evaluated(folder: RunFolder) -> dict[str, float]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from cmsf.analysis.published import SELF_SUPERVISED, SEMI_SUPERVISED, SelfSupervised
 from cmsf.analysis.thumbnails import PLAIN, fonts
@@ -18,7 +19,9 @@ _LETTERS, _LINE, _LETTER_WIDTH = 8, 10.5, 4.7
 """Size, distance of lines and mean width of a label's letters, in points."""
 _FARTHEST = 8
 """Lines that a label may be away from its point."""
-_LONGEST_LABEL = 32
+_LONGEST_LABEL = 40
+_MOST = 101
+"""Per cent, with room for a point."""
 _PANEL = (5.6, 4.2)
 """Of the axes alone, in inches, with room around them for what is written there."""
 _COMPUTE = "FLOPs of the backbone in training (a multiply-add is one)"
@@ -47,6 +50,10 @@ def draw_runs(panels: Mapping[str, Sequence[Point]], beside: Mapping[str, Sequen
         one.set_xscale("log")
         one.set_ylabel(f"{title}, % of test images")
         _scatter(one, [*points, *beside.get(title, ())])
+        low, high = one.get_xlim()
+        one.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 10 * low else (1, 2, 3, 4, 5, 7)))
+        one.xaxis.set_major_formatter(lambda flops, _: f"{flops:.0e}".replace("e+0", "e").replace("e+", "e"))
+        one.xaxis.set_minor_locator(NullLocator())
         if beside.get(title):
             one.set_title("ImageNet; grey: published, by the paper's tables", fontsize=10)
     return figure
@@ -57,28 +64,28 @@ def draw_published() -> Figure:
     figure, (left, right) = _figure(2)
     left.set_ylabel("linear, top-1, %")
     left.set_title("self-supervised, 200 epochs", fontsize=10)
-    _scatter(left, published_points("linear", epochs=200))
+    _scatter(left, published_points("linear", epochs=200), from_zero=True)
     right.set_ylabel("top-1, %")
     right.set_title(
         "10 % of the labels (*: self-supervised, then fine-tuned)\narea: number of GPUs or TPUs; hollow: not published",
         fontsize=10,
     )
-    _scatter(right, list(_semi_supervised()))
+    _scatter(right, list(_semi_supervised()), from_zero=True)
     for axes in (left, right):
-        axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter(lambda flops, _: f"{flops / 1e18:g}")
         axes.set_xlabel(f"1e18 {_COMPUTE}")
     return figure
 
 
 def published_points(measure: str, epochs: int | None = None, colour: str | None = None) -> list[Point]:
-    """Table 1: linear or 20-nn, of the methods whose passes are known; epochs: of so many alone."""
+    """Table 1: linear or 20-nn, of the methods whose passes are known; epochs: of so many alone, or of any, named."""
     found = []
     for row in SELF_SUPERVISED:
         accuracy = row.nn_20 if measure == "20-nn" else row.linear
         if row.compute is not None and accuracy is not None and epochs in (None, row.epochs):
+            name = _in_full(row) if epochs is not None else f"{_in_full(row)}, {row.epochs} ep."
             own = _OURS if row.ours else _OTHERS
-            found.append(Point(_in_full(row), row.compute.flops, accuracy, colour=colour or own))
+            found.append(Point(name, row.compute.flops, accuracy, colour=colour or own))
     return found
 
 
@@ -109,7 +116,7 @@ def _figure(panels: int) -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
-def _scatter(axes: Axes, points: Sequence[Point]) -> None:
+def _scatter(axes: Axes, points: Sequence[Point], from_zero: bool = False) -> None:
     for point in points:
         axes.scatter(
             point.flops,
@@ -121,8 +128,9 @@ def _scatter(axes: Axes, points: Sequence[Point]) -> None:
             linewidths=1,
         )
     axes.margins(0.12)
-    axes.autoscale_view()
-    axes.set_autoscale_on(False)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, min(high, _MOST))
+    axes.set_xlim(0 if from_zero else None)
     _write_names(axes, points)
 
 
