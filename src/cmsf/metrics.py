@@ -19,12 +19,15 @@ from cmsf.analysis.collapse import Variety
 from cmsf.analysis.neighbourhood import Neighbourhood, histogram
 from cmsf.analysis.pseudo_labels import summarise_guesses
 from cmsf.appended import AppendedFile
+from cmsf.errors import BadInput
 from cmsf.events import Events
-from cmsf.files import FullDisk
+from cmsf.files import FullDisk, check_plain
 from cmsf.objectives import Outcome
 
 TIMING_FIELDS = ("images_per_second", "pseudo_cost")
 """Fields that differ between two runs which compute the same."""
+_EPOCH_LINE = b'{"kind": "epoch", '
+_LONGEST_LINE = 1 << 20
 
 
 def step_line(epoch: int, outcome: Outcome, seen: Neighbourhood | None, variety: Variety) -> dict[str, Any]:
@@ -175,6 +178,29 @@ class SilentLog:
 
     def __exit__(self, *error: object) -> None:
         return
+
+
+def epoch_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """What a log says of each epoch. A last line that has no end is still being written, and left out."""
+    check_plain(path)
+    with path.open("rb") as file:
+        while line := file.readline(_LONGEST_LINE):
+            if not line.endswith(b"\n"):
+                if len(line) == _LONGEST_LINE:
+                    raise BadInput(f"{path} has a line without end; it is not what cmsf train wrote")
+                return
+            if line.startswith(_EPOCH_LINE):  # steps are many, and not asked for
+                yield _parsed(line, path)
+
+
+def _parsed(line: bytes, path: Path) -> dict[str, Any]:
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise BadInput(f"{path} has a line that is no JSON object; it is not what cmsf train wrote")
+    return said
 
 
 def _losses(outcome: Outcome) -> dict[str, Tensor]:

@@ -235,13 +235,18 @@ class RunFolder:
 
     def images(self) -> list[dict[str, Any]]:
         """What data.parquet says of each image."""
+        columns = self.columns()
+        rows = zip(*(columns[name] for name in _LISTED), strict=True)
+        return [dict(zip(_LISTED, row, strict=True)) for row in rows]
+
+    def columns(self) -> dict[str, list[Any]]:
+        """The same by column."""
         columns = read_columns(self.data_file)
         if not columns.keys() >= _LISTED.keys() or not all(
             isinstance(value, kind) for name, kind in _LISTED.items() for value in columns[name]
         ):
             raise BadInput(f"{self.data_file} is not what cmsf train wrote")
-        rows = zip(*(columns[name] for name in _LISTED), strict=True)
-        return [dict(zip(_LISTED, row, strict=True)) for row in rows]
+        return columns
 
     def seen(self) -> Seen:
         """What the run has made of its images."""

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from cmsf import __version__
-from cmsf.cli import data, evaluate, finetune, labels, predict, recipes, report, suspects, train
+from cmsf.cli import data, evaluate, finetune, flops, labels, predict, recipes, report, suspects, train
 from cmsf.cli.parser import Parser
 from cmsf.errors import BadInput, Elsewhere, did_you_mean
 from cmsf.printable import one_line
@@ -25,6 +25,7 @@ _COMMANDS = {
     "labels": labels,
     "suspects": suspects,
     "recipes": recipes,
+    "flops": flops,
 }
 
 _KNOWN_WARNINGS = (("", r"PIL\."), ("Detected pickle protocol", ""))
