@@ -1,5 +1,6 @@
 """The transfer suite: every count of the table, splits that share no image, test labels that decide nothing."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from cmsf.evaluation.transfer import evaluate_transfer, read_suite, searching
 from cmsf.evaluation.transfer.evaluate import prepare
 from cmsf.evaluation.transfer.splits import Division, Rule, divide, places
 from cmsf.evaluation.transfer.suite import PAPER, paper_suite
+from cmsf.progress import terminal_taken
 
 CALTECH = [870] + [31] * 8 + [56] * 8 + [80] * 84  # 101 classes; sizes made up but for their sum
 STAND_INS: dict[str, dict[str, list[int]]] = {
@@ -225,7 +227,9 @@ def test_a_mistake_in_the_last_set_shows_before_any_work(birds: Path, tmp_path: 
     network = nn.Flatten()
     network.register_forward_hook(lambda *_: pytest.fail("images were looked at"))
     with pytest.raises(BadInput, match=r"data set other: there is no .*missing"):
-        evaluate_transfer(Extractor(network, 16), suite, lambda problem, name: pytest.fail("searched"), 0, 1, print)
+        evaluate_transfer(
+            Extractor(network, 16), suite, lambda problem, name, watch: pytest.fail("searched"), 0, 1, print
+        )
 
 
 def network() -> nn.Module:
@@ -238,8 +242,13 @@ def test_a_suite_is_searched_and_judged_and_test_labels_decide_nothing(birds: Pa
     suite = read_suite(suite_file(birds.parent, "birds: birds\nsame: {data: birds, measure: mean per class}\n"))
     search = searching(tmp_path / "kept", trials=6, processes=1, seed=0, storage=None, ray=False)
     features = Extractor(network(), 16)
-    result = evaluate_transfer(features, suite, search, 0, 6, said.append)
+    told: list[str] = []
+    with terminal_taken(told.append):
+        result = evaluate_transfer(features, suite, search, 0, 6, said.append)
     assert result.accuracy["birds"] > 50
+    assert "transfer 7 of 12, same, 2 of 2" in told
+    assert re.fullmatch(r"transfer 12 of 12, same, 2 of 2, best \d+\.\d\d %", told[-2])
+    assert "same, 2 of 2: features 1 of 1" in told
     assert result.accuracy["mean"] == pytest.approx((result.accuracy["birds"] + result.accuracy["same"]) / 2)
     about = result.protocol["data sets"]["birds"]
     assert about["images"] == {"train": 36, "val": 18, "test": 18}

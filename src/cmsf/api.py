@@ -26,7 +26,6 @@ from cmsf.finetuning import How, starting_network, to_learn_from
 from cmsf.finetuning import tune as tune_network
 from cmsf.finetuning import write as write_classifier
 from cmsf.precautions import OnCollapse, OnFullDisk, Precautions
-from cmsf.progress import terminal_taken
 from cmsf.recipe import Recipe
 from cmsf.recipes import find, lacks_scale
 from cmsf.resolving import LARGEST_SMALL_IMAGE, resolve, view_size
@@ -74,7 +73,7 @@ def train(
     world = asked_for()
     screen = screen or Screen(quiet=quiet or not world.leads)
     where = pick_device(device, world.local_rank)
-    with joined(world, where):
+    with screen.bars(), joined(world, where):
         if not world.leads:
             world.wait()  # until the first process has made the folder, which says how images are kept
         request = Request.of(data, labels, val)
@@ -205,7 +204,7 @@ def finetune(
     """
     screen, where, source = Screen(quiet=quiet), pick_device(device), Run(run)
     how = _how(source, rounds, tune, random_weights, epochs, lr, seed)
-    with terminal_taken() if quiet else nullcontext():
+    with screen.bars():
         folder = ClassifierFolder(_beside(source.path) if out is None else from_home(out))
         folder.check_new()
         request = source.request(data, labels)

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from cmsf.errors import BadInput
+from cmsf.progress import shown
 
 MOST_OF_TEXT = 16 << 20
 """Bytes of a settings file, and more than any that somebody has written."""
+_PART = 16 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """No room on the disk, none in the user's quota, none in a file as this process may write it (ulimit -f)."""
 
@@ -183,8 +185,12 @@ def read_json(path: Path) -> Any:
 
 
 def sha256_of(path: Path) -> str:
+    found = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        parts = -(-os.fstat(file.fileno()).st_size // _PART)
+        for part in shown(iter(lambda: file.read(_PART), b""), f"hashing {path.name}", parts):
+            found.update(part)
+    return found.hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:

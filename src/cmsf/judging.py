@@ -11,6 +11,7 @@ from cmsf.encoders import Encoders
 from cmsf.evaluation import Extractor, can_judge, evaluate_knn
 from cmsf.evaluation.judged import HeldOut
 from cmsf.evaluation.predicting import score_all
+from cmsf.progress import part_of
 from cmsf.recipe import Resolved
 
 
@@ -26,7 +27,8 @@ class Judge:
         return can_judge(self.data) and (epochs == self.recipe.epochs or bool(every and epochs % every == 0))
 
     def __call__(self) -> dict[str, float]:
-        figures = evaluate_knn(self.features, self.data).accuracy | self._classifier()
+        with part_of("judging"):
+            figures = evaluate_knn(self.features, self.data).accuracy | self._classifier()
         groups = {"classifier_groups": len(self.data.label_names)} if self.data.groups else {}
         return figures | (groups if "classifier" in figures else {})
 

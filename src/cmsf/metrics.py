@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
@@ -21,13 +21,21 @@ from cmsf.analysis.pseudo_labels import summarise_guesses
 from cmsf.appended import AppendedFile
 from cmsf.errors import BadInput
 from cmsf.events import Events
+<<<<<<< HEAD
 from cmsf.files import FullDisk, check_plain
+=======
+from cmsf.files import MOST_OF_TEXT, FullDisk
+>>>>>>> cbec777fe5808b898a7122b7703145c5bd0c0753
 from cmsf.objectives import Outcome
 
 TIMING_FIELDS = ("images_per_second", "pseudo_cost")
 """Fields that differ between two runs which compute the same."""
+<<<<<<< HEAD
 _EPOCH_LINE = b'{"kind": "epoch", '
 _LONGEST_LINE = 1 << 20
+=======
+_EPOCH = b'"kind": "epoch"'
+>>>>>>> cbec777fe5808b898a7122b7703145c5bd0c0753
 
 
 def step_line(epoch: int, outcome: Outcome, seen: Neighbourhood | None, variety: Variety) -> dict[str, Any]:
@@ -136,6 +144,16 @@ class MetricsLog:
             if not was_behind:
                 raise FullDisk(f"{error}; until then its lines are kept in memory") from None
 
+    def epochs(self) -> list[dict[str, Any]]:
+        """What the file says of epochs that are over, as far as it can be read; of a very long one, of the last."""
+        found = []
+        for line in self.file.tail(MOST_OF_TEXT).splitlines():
+            if _EPOCH in line:
+                with suppress(ValueError, RecursionError):  # the first may be half a line, and anybody may have written
+                    values = json.loads(line)
+                    found += [values] if isinstance(values, dict) else []
+        return found
+
     def synced_length(self) -> int:
         """How long the file is, once all of it is on the disk, or FullDisk: what a checkpoint may rely on."""
         with self._unless_full():
@@ -169,6 +187,9 @@ class SilentLog:
 
     def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         return
+
+    def epochs(self) -> list[dict[str, Any]]:
+        return []
 
     def synced_length(self) -> int:
         return 0

@@ -6,7 +6,7 @@ Equally near rows are taken in the order of their image index, so the order of t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -295,15 +295,19 @@ def nearest_vectors(
     index: Int[Tensor, " n"],
     k: int,
     own: Own,
+    watched: Callable[[range], Iterable[int]] = iter,
 ) -> Int[Tensor, "b k"]:
-    """The k allowed vectors of greatest dot product; equal ones by lower index; UNKNOWN where they run out."""
+    """The k allowed vectors of greatest dot product; equal ones by lower index; UNKNOWN where they run out.
+
+    watched: gives back the starts of the blocks that it is given, and sees them pass.
+    """
     found = []
     step = max(1, _BLOCK // max(1, len(among)))
     # One memory for all blocks: to be given a new one takes a quarter of the time of its product.
     block = vector.new_empty(min(step, len(vector)), len(among))
     some_forbidden = not bool(allowed.all())
     forced = torch.inf if own.included else -torch.inf
-    for start in range(0, len(vector), step):
+    for start in watched(range(0, len(vector), step)):
         part = slice(start, start + step)
         similarity = torch.mm(vector[part], among.T, out=block[: len(vector[part])])
         if some_forbidden:

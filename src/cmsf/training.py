@@ -18,7 +18,7 @@ from cmsf.classifier_folder import ClassifierFolder
 from cmsf.data import Dataset, Unreadable
 from cmsf.diagnosis import diagnose, write_diagnosis
 from cmsf.errors import BadInput, Elsewhere, Interrupted
-from cmsf.evaluation.features import clean_views, in_eval_mode
+from cmsf.evaluation.features import batch_count, clean_views, in_eval_mode
 from cmsf.files import FullDisk
 from cmsf.judging import Judge
 from cmsf.keeping import Keeper
@@ -27,6 +27,7 @@ from cmsf.metrics import EpochTotals, MetricsLog, SilentLog, step_line
 from cmsf.objectives import Outcome
 from cmsf.pace import Pace
 from cmsf.precautions import Precautions
+from cmsf.progress import shown
 from cmsf.reading import Reading
 from cmsf.recipe import Resolved
 from cmsf.rows import Rows
@@ -87,7 +88,10 @@ class Training:
         self.step, self.totals, self.metrics_length = step, totals, length
 
     def run(self) -> None:
-        with self.log, self.screen.progress(self.schedule.total, self.step), self.caught, self.saver:
+        panel = self.screen.progress(
+            self.recipe.name, self.recipe.epochs, self.schedule.total, self.step, self.log.epochs
+        )
+        with self.log, panel, self.caught, self.saver:
             try:
                 self._go_on_or_save()
             except Diverged as error:
@@ -251,7 +255,8 @@ class Training:
 
             def work() -> Float[Tensor, "m d"]:
                 with self.caught.interrupting():
-                    return torch.cat([encoders.embed(some).embedding for some in views])
+                    watched = shown(views, "labelled images", batch_count(images))
+                    return torch.cat([encoders.embed(some).embedding for some in watched])
 
             return self.world.agreed(work)
 

@@ -22,6 +22,7 @@ from cmsf.backbones import SMALL_RESIDUAL, create
 from cmsf.errors import BadInput, did_you_mean
 from cmsf.files import atomically, check_plain
 from cmsf.printable import clipped, printable
+from cmsf.progress import shown
 from cmsf.views import IMAGENET_DEVIATION, IMAGENET_MEAN
 
 _FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar")
@@ -47,7 +48,8 @@ class StartingWeights:
     def sha256(self) -> str:
         """Of names and values, in whatever file they came."""
         found = hashlib.sha256()
-        for name, value in sorted(self.tensors.items()):
+        tensors = sorted(self.tensors.items())
+        for name, value in shown(tensors, "hashing weights", len(tensors)):
             found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
             found.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
         return found.hexdigest()

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from cmsf.analysis.thumbnails import PLAIN, THUMBNAIL, WRONG, Sheet, shortened, thumbnail
 from cmsf.data import Dataset, Split
-from cmsf.evaluation.features import feature_batches, pixel_batches
+from cmsf.evaluation.features import batch_count, feature_batches, pixel_batches
 from cmsf.neighbours import Own, top
+from cmsf.progress import shown
 from cmsf.randomness import permutation
 from cmsf.rows import UNKNOWN
 
@@ -50,8 +51,8 @@ def draw_neighbours(
         return (batch.cpu() for batch in feature_batches(backbone, part, size, device, workers))
 
     near_by = {
-        "nearest by raw pixels": _nearest(pixels, query, data.train, own),
-        "nearest by what was learned": _nearest(features, query, data.train, own),
+        "nearest by raw pixels": _nearest(pixels, query, data.train, own, "picture, raw pixels"),
+        "nearest by what was learned": _nearest(features, query, data.train, own, "picture, features"),
     }
 
     block_width = _GAP + _SHOWN * _ACROSS
@@ -72,11 +73,11 @@ def draw_neighbours(
 
 
 def _nearest(
-    describe: Callable[[Split], Iterator[Tensor]], query: Split, train: Split, own: Tensor
+    describe: Callable[[Split], Iterator[Tensor]], query: Split, train: Split, own: Tensor, what: str
 ) -> Int[Tensor, "q 5"]:
     """The nearest training images; they are compared batch by batch, for all their pixels may not fit at once."""
     asked = torch.cat(list(describe(query)))
-    similarity = torch.cat([asked @ batch.T for batch in describe(train)], dim=1)
+    similarity = torch.cat([asked @ batch.T for batch in shown(describe(train), what, batch_count(train))], dim=1)
     number = torch.arange(len(train))
     return top(Own(own, included=False).settle(similarity, number), number, _SHOWN)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cmsf.data.images import Images, Unreadable
 from cmsf.data.order import epoch_order
+from cmsf.progress import shown
 from cmsf.rows import UNKNOWN
 from cmsf.views import Pictures
 
@@ -58,7 +59,7 @@ class Split:
     def fingerprint(self) -> str | None:
         """A hash of the pixels in memory, or of what is known of images that are not; None where nothing is."""
         pictures, found = self.pictures, sha256()
-        for i in range(len(self)):
+        for i in shown(range(len(self)), "looking for changes", len(self)):
             if isinstance(pictures, Images):
                 mark = pictures.mark(i)
                 if mark is None:

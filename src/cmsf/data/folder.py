@@ -12,6 +12,7 @@ from cmsf.data.decoding import SUFFIXES
 from cmsf.data.images import Files
 from cmsf.data.source import SPLITS, Part, Source, ordered
 from cmsf.errors import BadInput
+from cmsf.progress import shown
 
 
 def open_folder(root: Path) -> Source:
@@ -43,7 +44,8 @@ def _files_below(root: Path) -> list[str]:
     """Paths below the root with slashes, sorted; linked folders are followed, hidden files are not."""
     found: list[str] = []
     seen: set[str] = set()
-    for folder, subfolders, files in os.walk(root, followlinks=True, onerror=_refuse):
+    folders = os.walk(root, followlinks=True, onerror=_refuse)
+    for folder, subfolders, files in shown(folders, "looking into folders", None):
         real = os.path.realpath(folder)
         if real in seen:  # a link to a folder above or beside it
             subfolders.clear()

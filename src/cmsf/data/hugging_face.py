@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +24,7 @@ from cmsf.data.images import Images
 from cmsf.data.source import SPLITS, Part, Source, distinct, ordered
 from cmsf.errors import BadInput
 from cmsf.files import from_home
+from cmsf.progress import bars_wanted
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "class", "fine_label")
@@ -100,7 +100,7 @@ def _datasets() -> ModuleType:
     except ImportError:
         raise BadInput("hf: needs the extra: pip install 'cmsf[hf]'") from None
     library.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it would tell the Hub of every opening, of local files too
-    if not sys.stderr.isatty():
+    if not bars_wanted():
         library.disable_progress_bars()
     return library
 

@@ -19,6 +19,7 @@ from cmsf.errors import BadInput
 from cmsf.files import check_plain
 from cmsf.memory import available_memory
 from cmsf.printable import printable, shown
+from cmsf.progress import shown as bar
 from cmsf.rows import UNKNOWN
 
 _UNREADABLE = (
@@ -77,7 +78,7 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
             needed, there = sum(_size(archive, name) for name in wanted), available_memory()
             if needed > there:
                 raise ValueError(f"its arrays take {needed:,} bytes, and there are {there:,} of memory")
-            return {name: archive[name] for name in wanted}
+            return {name: archive[name] for name in bar(wanted, f"reading {path.name}", len(wanted))}
     except BadInput:
         raise
     except _UNREADABLE as error:

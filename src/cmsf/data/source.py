@@ -11,6 +11,7 @@ from statistics import median
 from cmsf.data.images import Images, Unreadable
 from cmsf.errors import BadInput
 from cmsf.printable import is_text, printable
+from cmsf.progress import shown
 
 SPLITS = {"train": "train", "trainval": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 """What people call the parts of their data."""
@@ -33,7 +34,8 @@ class Part:
     def few_sizes(self) -> list[tuple[int, int]]:
         """Heights and widths of some hundred images all over the part; unreadable ones are met when all are read."""
         found = []
-        for i in range(0, len(self), max(1, len(self) // _LOOKED_AT)):
+        some = range(0, len(self), max(1, len(self) // _LOOKED_AT))
+        for i in shown(some, "looking at sizes", len(some)):
             with suppress(Unreadable):
                 found.append(self.images.size(i))
         return found

@@ -6,9 +6,10 @@ Its loaders of CIFAR unpickle archives, after they have checked their md5: the o
 from __future__ import annotations
 
 import inspect
+import io
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -27,7 +28,7 @@ from cmsf.data.npz import as_images
 from cmsf.data.source import Part, Source, distinct, ordered
 from cmsf.errors import BadInput, did_you_mean
 from cmsf.files import from_home
-from cmsf.progress import shown
+from cmsf.progress import bar, bars_wanted, shown
 
 _SPLITS = {
     "train": ("train+unlabeled", "train", "trainval", "train-standard", "2021_train"),
@@ -182,7 +183,8 @@ def _content(chosen: _Set) -> Any:
     can_download = "download" in chosen.parameters
     for download in (False, True) if can_download else (False,):
         try:
-            return chosen.make(download)
+            with _own_bars() if download else bar(f"opening torchvision:{chosen.name}", None):
+                return chosen.make(download)
         except ImportError as error:
             package = str(error.name).split(".")[0]
             raise BadInput(f"torchvision:{chosen.name} needs {package}: pip install {package}") from None
@@ -196,6 +198,13 @@ def _content(chosen: _Set) -> Any:
         f"torchvision:{chosen.name} is not at {chosen.root} and {failed} ({reason}); "
         f"put its files there, or name their folder: torchvision:{chosen.name}@FOLDER"
     )
+
+
+@contextmanager
+def _own_bars() -> Iterator[None]:
+    """torchvision draws bars of what it downloads, wanted or not."""
+    with nullcontext() if bars_wanted() else redirect_stderr(io.StringIO()):
+        yield
 
 
 def _read(chosen: _Set, content: Any, part: str) -> Part:

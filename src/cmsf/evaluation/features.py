@@ -66,7 +66,8 @@ class Extractor:
     def network(self) -> str:
         """A hash of its structure and its weights."""
         found = sha256(repr(self.backbone).encode())
-        for name, value in self.backbone.state_dict().items():
+        state = self.backbone.state_dict()
+        for name, value in shown(state.items(), "hashing weights", len(state)):
             found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
             found.update(value.detach().cpu().contiguous().numpy().tobytes())
         return found.hexdigest()
@@ -120,7 +121,7 @@ def in_eval_mode(network: nn.Module) -> Iterator[nn.Module]:
 
 def raw_pixels(split: Split, size: int, workers: int = 0) -> Float[Tensor, "n f"]:
     """The images themselves as features: what a representation has to beat."""
-    return torch.cat(list(pixel_batches(split, size, workers)))
+    return torch.cat(list(shown(pixel_batches(split, size, workers), "raw pixels", batch_count(split))))
 
 
 def pixel_batches(split: Split, size: int, workers: int = 0) -> Iterator[Tensor]:

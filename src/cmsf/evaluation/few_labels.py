@@ -21,6 +21,7 @@ from cmsf.evaluation.linear import STANDARDISED, Standardised, fit_chosen
 from cmsf.evaluation.measures import Judged, Result, hits
 from cmsf.evaluation.predicting import score_all
 from cmsf.files import from_home
+from cmsf.progress import part_of
 
 SHARES = (0.01, 0.1)
 
@@ -69,17 +70,18 @@ def evaluate_few_labels(features: Extractor, data: Dataset, few: Sequence[Few], 
     if len(set(names)) < len(names):
         raise BadInput(f"two lists of labels are called {max(names, key=names.count)}; rename one of them")
     course, judged, described = TuningCourse(), {}, {}
-    for some in few:
+    for number, some in enumerate(few, 1):
         if len(some.label.unique()) < 2:
             raise BadInput(f"{some.name} has labels of {len(some.label.unique())} class; two are needed to tell apart")
-        train = data.train.part(some.index)
-        known = features(data.train)[some.index.to(features.device)]
-        scale = Standardised.by(known)
-        layer, chosen = fit_chosen(scale(known), some.label.to(known.device), len(data.classes))
-        scores = layer(scale(features(test))).cpu()
-        judged[f"{some.name} linear"] = Judged(hits(scores, test.truth, 1), test.truth)
-        network = fine_tune(features, train, some.label, known.shape[1], len(data.classes), seed, course)
-        judged[f"{some.name} tuned"] = Judged(hits(score_all(network, test, features), test.truth, 1), test.truth)
+        with part_of(f"{some.name}, {number} of {len(few)}"):
+            train = data.train.part(some.index)
+            known = features(data.train)[some.index.to(features.device)]
+            scale = Standardised.by(known)
+            layer, chosen = fit_chosen(scale(known), some.label.to(known.device), len(data.classes))
+            scores = layer(scale(features(test))).cpu()
+            judged[f"{some.name} linear"] = Judged(hits(scores, test.truth, 1), test.truth)
+            network = fine_tune(features, train, some.label, known.shape[1], len(data.classes), seed, course)
+            judged[f"{some.name} tuned"] = Judged(hits(score_all(network, test, features), test.truth, 1), test.truth)
         described[some.name] = {
             "labels": f"{some.origin}: {len(train)} images of {len(some.label.unique())} classes",
             "linear": chosen | {"layer": STANDARDISED},

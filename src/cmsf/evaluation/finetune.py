@@ -19,7 +19,7 @@ from cmsf.evaluation.features import Extractor
 from cmsf.evaluation.linear import Standardised, fit_chosen
 from cmsf.evaluation.predicting import score_readable
 from cmsf.heads import perceptron
-from cmsf.progress import shown
+from cmsf.progress import part_of, shown
 from cmsf.rows import UNKNOWN
 from cmsf.views import RandomCrop, normalise
 
@@ -122,22 +122,23 @@ def fine_tune_in_rounds(
     pseudo = guess = torch.empty(0, dtype=torch.int64)
     epochs = 0
     for number in range(1, rounds + 1):
-        if number > 1:
-            if not len(unlabelled):
-                return
-            readable, scores = score_readable(network, split.part(unlabelled), like)
-            place, guess = confident(scores)
-            pseudo = unlabelled[readable[place]]
-            if not len(pseudo):  # the same images again would be no second round
-                return
-        label = split.label.clone()
-        label[pseudo] = guess
-        known = (label != UNKNOWN).nonzero()[:, 0]
-        if tune == "linear":
-            how = fit_layer(network, split.part(known), label[known], like)
-        else:
-            train_classifier(network, split.part(known), label[known], like, seed, course, tune, first_epoch=epochs)
-            epochs, how = epochs + course.for_examples(len(known))[1], course.describe(len(known))
+        with part_of(f"round {number} of {rounds}"):
+            if number > 1:
+                if not len(unlabelled):
+                    return
+                readable, scores = score_readable(network, split.part(unlabelled), like)
+                place, guess = confident(scores)
+                pseudo = unlabelled[readable[place]]
+                if not len(pseudo):  # the same images again would be no second round
+                    return
+            label = split.label.clone()
+            label[pseudo] = guess
+            known = (label != UNKNOWN).nonzero()[:, 0]
+            if tune == "linear":
+                how = fit_layer(network, split.part(known), label[known], like)
+            else:
+                train_classifier(network, split.part(known), label[known], like, seed, course, tune, first_epoch=epochs)
+                epochs, how = epochs + course.for_examples(len(known))[1], course.describe(len(known))
         yield Round(number, len(split) - len(unlabelled), pseudo, guess, how)
 
 

@@ -16,7 +16,7 @@ from cmsf.evaluation.features import LAYER, Extractor
 from cmsf.evaluation.judged import judged_splits
 from cmsf.evaluation.layer import Layer, Objective
 from cmsf.evaluation.measures import Judged, Result, hits
-from cmsf.progress import shown
+from cmsf.progress import bar
 from cmsf.randomness import uniform
 
 WEIGHT_DECAYS = tuple(10.0**power for power in range(0, -8, -1))
@@ -83,17 +83,20 @@ def fit_chosen(features: Float[Tensor, "n f"], label: Int[Tensor, " n"], classes
     folds = [aside.to(label.device) for aside in held_out(len(label))]
     paths = [fit_path(features[~aside], label[~aside], classes, WEIGHT_DECAYS) for aside in folds]
     tried: dict[float, float] = {}
-    for fits in shown(zip(*paths, strict=True), "weight decays", len(WEIGHT_DECAYS)):
-        decay = fits[0][0]
-        right = [
-            hits(layer(features[aside]).cpu(), label[aside].cpu(), 1)
-            for (_, layer), aside in zip(fits, folds, strict=True)
-        ]
-        tried[decay] = 100 * float(torch.cat(right).double().mean())
-        if len(tried) > 2 and max(list(tried.values())[-2:]) < max(tried.values()):
-            break  # two in a row are worse: weaker ones would only fit more closely still, and take the longest
-    best = max(tried, key=lambda decay: (tried[decay], decay))
-    ((_, layer),) = fit_path(features, label, classes, (best,))
+    with bar("weight decays", len(WEIGHT_DECAYS) + 1) as at:
+        for fits in zip(*paths, strict=True):
+            decay = fits[0][0]
+            right = [
+                hits(layer(features[aside]).cpu(), label[aside].cpu(), 1)
+                for (_, layer), aside in zip(fits, folds, strict=True)
+            ]
+            tried[decay] = 100 * float(torch.cat(right).double().mean())
+            at(len(tried), f"held out {tried[decay]:.2f} %")
+            if len(tried) > 2 and max(list(tried.values())[-2:]) < max(tried.values()):
+                break  # two in a row are worse: weaker ones would only fit more closely still, and take the longest
+        best = max(tried, key=lambda decay: (tried[decay], decay))
+        at(len(WEIGHT_DECAYS), f"the best again, {best:g}, on all images")
+        ((_, layer),) = fit_path(features, label, classes, (best,))
     aside = int(folds[0].sum())
     how = f"{aside} of {len(label)} training images" if len(folds) == 1 else f"{_FOLDS} folds of the training images"
     return layer, {

@@ -84,7 +84,7 @@ def evaluate_linear_sgd(features: Extractor, data: Dataset) -> Result:
         layer = fit_by_sgd(seen, known, train.truth, len(data.classes), course)
         judged |= judge_scores(name, layer(scale(asked)).cpu(), test.truth)
     truth, count = train.truth.to(known.device), len(data.classes)
-    ((_, converged),) = fit_path(scale(known), truth, count, (WEIGHT_DECAY,))
+    ((_, converged),) = shown(fit_path(scale(known), truth, count, (WEIGHT_DECAY,)), "linear layer by LBFGS", 1)
     same = judge_scores("LBFGS", converged(scale(asked)).cpu(), test.truth)["LBFGS top-1"].figure
     effect = judged["SGD top-1"].figure - judged["SGD clean top-1"].figure
     protocol = {

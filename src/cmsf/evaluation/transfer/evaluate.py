@@ -18,10 +18,11 @@ from cmsf.evaluation.features import Extractor
 from cmsf.evaluation.linear import STANDARDISED, Standardised
 from cmsf.evaluation.measures import Judged, MeanOf, Result, hits
 from cmsf.evaluation.transfer.lbfgs import fit
-from cmsf.evaluation.transfer.search import Problem
+from cmsf.evaluation.transfer.search import Problem, Watch
 from cmsf.evaluation.transfer.searching import Search
 from cmsf.evaluation.transfer.splits import Division, divide, places
 from cmsf.evaluation.transfer.suite import MEAN, TransferSet, class_names, listed_parts
+from cmsf.progress import Update, bar, part_of
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,17 @@ def evaluate_transfer(
             say(f"{one.wanted.name}: {note}")
     judged: dict[str, Judged | MeanOf] = {}
     described = {}
-    for one in prepared:
-        judged[one.wanted.name], about = _transfer(features, one, search)
-        described[one.wanted.name] = about
+    with bar("transfer", len(prepared) * trials) as at:
+        for number, one in enumerate(prepared):
+            name = f"{one.wanted.name}, {number + 1} of {len(prepared)}"
+            at(number * trials, name, found=True)
+            with part_of(name):
+                watch = _watching(at, name, number * trials, trials)
+                judged[one.wanted.name], described[one.wanted.name] = _transfer(features, one, search, watch)
+    for name, about in described.items():
         finished = about["trials"]["complete"] + about["trials"]["pruned"]
         if finished > trials:
-            say(f"{one.wanted.name}: {finished} trials were there already, more than the {trials} asked for; all count")
+            say(f"{name}: {finished} trials were there already, more than the {trials} asked for; all count")
     each = [one for one in judged.values() if isinstance(one, Judged)]
     if len(each) > 1:
         judged[MEAN] = MeanOf(each)
@@ -83,6 +89,18 @@ def evaluate_transfer(
         "data sets": described,
     }
     return Result(judged, protocol)
+
+
+def _watching(at: Update, name: str, before: int, trials: int) -> Watch:
+    """Brings a bar of all trials up to date; what the first look finds was there from another time."""
+    looked = False
+
+    def watch(finished: int, best: float | None) -> None:
+        nonlocal looked
+        at(before + min(finished, trials), name + ("" if best is None else f", best {best:.2f} %"), found=not looked)
+        looked = True
+
+    return watch
 
 
 def _opened(wanted: TransferSet, seed: int) -> Prepared:
@@ -108,7 +126,7 @@ def prepare(wanted: TransferSet, source: Source, seed: int) -> Prepared:
     return Prepared(wanted, parts, labels, division.with_notes(notes))
 
 
-def _transfer(features: Extractor, prepared: Prepared, search: Search) -> tuple[Judged, dict[str, Any]]:
+def _transfer(features: Extractor, prepared: Prepared, search: Search, watch: Watch) -> tuple[Judged, dict[str, Any]]:
     wanted, labels, division = prepared.wanted, prepared.labels, prepared.division
     pool = torch.cat([features(_split(part)).cpu() for part in prepared.parts.values()])
     scale = Standardised.by(pool[division.train])
@@ -121,7 +139,8 @@ def _transfer(features: Extractor, prepared: Prepared, search: Search) -> tuple[
         wanted.per_class,
     )
     network = f"{features.network} {features.transform}"
-    found = search(problem, f"{wanted.name}-{sha256((prepared.study + network).encode()).hexdigest()[:16]}")
+    study = f"{wanted.name}-{sha256((prepared.study + network).encode()).hexdigest()[:16]}"
+    found = search(problem, study, watch)
     learned = torch.cat([division.train, division.val])
     scale = Standardised.by(pool[learned])
     layer = fit(scale(pool[learned]), labels.number[learned], len(labels.names), found.best)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from optuna.study import Study
 from optuna.trial import TrialState
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cmsf.errors import BadInput
 from cmsf.evaluation.transfer.lbfgs import Settings
@@ -21,7 +18,10 @@ from cmsf.evaluation.transfer.study import begin, counts, finished, work
 from cmsf.evaluation.transfer.trial import Problem
 from cmsf.evaluation.transfer.workers import work_in_parallel
 
-__all__ = ["Found", "Problem", "Settings", "search"]
+__all__ = ["Found", "Problem", "Settings", "Watch", "search"]
+
+Watch = Callable[[int, float | None], None]
+"""Told now and then how many trials are finished, and the best measure so far."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,14 @@ class Found:
 
 
 def search(
-    problem: Problem, name: str, trials: int, storage: Path | str, processes: int, seed: int, prune: bool = True
+    problem: Problem,
+    name: str,
+    trials: int,
+    storage: Path | str,
+    processes: int,
+    seed: int,
+    prune: bool = True,
+    watch: Watch | None = None,
 ) -> Found:
     """Maximise the validation measure over iterations 1 … 1000, learning rate 1e-6 … 1, weight decay 1e-9 … 1, by TPE.
 
@@ -51,11 +58,12 @@ def search(
         fail_left_over(study, storage)
         if finished(study) < trials:
             try:
-                with _bar(study, trials) as look:
-                    if processes <= 1:
-                        work(study, problem, trials, look)
-                    else:
-                        work_in_parallel(problem, name, storage, trials, processes, seed, prune, look)
+                look = _looking(study, watch)
+                look()
+                if processes <= 1:
+                    work(study, problem, trials, look)
+                else:
+                    work_in_parallel(problem, name, storage, trials, processes, seed, prune, look)
             finally:
                 fail_left_over(study, storage)
         number = counts(study)
@@ -70,26 +78,12 @@ def search(
     )
 
 
-@contextmanager
-def _bar(study: Study, trials: int) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal; the function yielded brings it up to date."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[best]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"searching, {study.study_name}", total=trials, best="")
+def _looking(study: Study, watch: Watch | None) -> Callable[[], None]:
+    """Looks at the study for whoever watches."""
 
-        def look() -> None:
-            if progress.disable:
-                return
+    def look() -> None:
+        if watch is not None:
             values = [trial.value for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))]
-            known = [value for value in values if value is not None]
-            progress.update(task, completed=finished(study), best=f"best {max(known):.2f} %" if known else "")
+            watch(finished(study), max((value for value in values if value is not None), default=None))
 
-        look()
-        yield look
+    return look

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cmsf.errors import BadInput
-from cmsf.evaluation.transfer.search import Found, Problem, search
+from cmsf.evaluation.transfer.search import Found, Problem, Watch, search
 from cmsf.files import check_no_link
 
 TRIALS = 200
 """The paper's."""
 _LONGEST = 80
 
-Search = Callable[[Problem, str], Found]
+Search = Callable[[Problem, str, Watch], Found]
 """The best settings of a problem; the name is that of the study, and stands for this problem alone."""
 
 
@@ -27,9 +27,10 @@ def searching(folder: Path, *, trials: int, processes: int, seed: int, storage: 
     if ray:
         from cmsf.evaluation.transfer.ray_search import search_with_ray
 
-        return lambda problem, name: search_with_ray(problem, _as_file(name), trials, folder, processes, seed)
-    return lambda problem, name: search(
-        problem, name, trials, storage or folder / f"{_as_file(name)}.journal", processes, seed
+        # Ray has no word for anybody before it is done.
+        return lambda problem, name, watch: search_with_ray(problem, _as_file(name), trials, folder, processes, seed)
+    return lambda problem, name, watch: search(
+        problem, name, trials, storage or folder / f"{_as_file(name)}.journal", processes, seed, watch=watch
     )
 
 

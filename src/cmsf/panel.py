@@ -1,0 +1,146 @@
+"""What a terminal shows while a run trains, in one frame: how far it is, how it goes, and what it is doing now."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from cmsf.live import FREE, TimeLeft, clock
+
+JUDGED = ("1-nn", "20-nn", "classifier")
+"""What an epoch's line may say of the network, in per cent."""
+_WIDEST = 76
+"""Columns. A frame that is narrower than most windows is not torn when one of them is made narrower."""
+_REMEMBERED = 16
+_HEIGHTS = "▁▂▃▄▅▆▇█"
+
+
+class TrainingPanel:
+    """Told of steps and epochs as the log is, it says the same; drawn by another thread, whenever that likes."""
+
+    def __init__(
+        self, name: str, epochs: int, total: int, done: int = 0, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.name, self.epochs = name, epochs
+        self.time = TimeLeft(total, done, now)
+        self._line: Mapping[str, Any] = {"step": done}
+        self._epoch: Mapping[str, Any] = {}
+        self._judged: dict[str, deque[float]] = {name: deque(maxlen=_REMEMBERED) for name in JUDGED}
+        self._doing = ""
+
+    def remember(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """What epochs before this start have come to, out of a file that may say anything."""
+        for line in lines:
+            self._judge(line)
+
+    def step(self, step: int, line: Mapping[str, Any]) -> None:
+        self._line = {**line, "step": step}  # at once, for it may be drawn in between
+        self.time.at(step)
+
+    def epoch(self, line: Mapping[str, Any]) -> None:
+        self._epoch = dict(line)
+        self._judge(line)
+
+    def _judge(self, line: Mapping[str, Any]) -> None:
+        for name, values in self._judged.items():
+            if _is_number(line.get(name)):
+                values.append(float(line[name]))
+
+    def tell(self, doing: str) -> None:
+        self._doing = doing
+
+    def end(self) -> None:
+        """The last frame, which stays."""
+        self._doing = ""
+        self.time.end()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line = self._line
+        rows = Table.grid(padding=(0, 1))
+        rows.add_column(style="dim", no_wrap=True)
+        rows.add_column()
+        for name, value in self._rows(line, options.ascii_only):
+            rows.add_row(name, value)
+        width = max(1, min(options.max_width - FREE, _WIDEST))
+        done, total = line["step"], self.time.total or 1
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(
+            ProgressBar(total, done, max(1, width - 4 - len(" 100 %"))), f"{done / total:4.0%}".replace("%", " %")
+        )
+        yield Panel(Group(bar, rows), title=Text(self.name, "bold"), title_align="left", width=width)
+
+    def _rows(self, line: Mapping[str, Any], plain: bool) -> list[tuple[str, Text]]:
+        """Names and values; plain: on a terminal without letters for arrows and curves."""
+        left, doing = self.time.left, self._doing
+        epoch = f", epoch {line['epoch'] + 1} of {self.epochs}" if "epoch" in line else ""
+        rows = [
+            ("step", Text(f"{line['step']:,} of {self.time.total:,}{epoch}")),
+            ("time", Text(clock(self.time.gone) + (f", {clock(left)} left" if left is not None else ""))),
+        ]
+        rows += [(name, Text(", ".join(words))) for name, words in _measures(line) if words]
+        if "pseudo_share" in self._epoch:
+            rows.append(("pseudo-labels", Text(pseudo_labels(self._epoch))))
+        rows += [(name, _judgement(list(values), plain)) for name, values in self._judged.items() if values]
+        return [*rows, ("now", Text(doing))] if doing else rows
+
+
+def _measures(line: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    terms = [name for name in line if name.startswith("loss_")]
+    losses = _written(line, "loss", "{:.4f}") + [
+        f"{name.removeprefix('loss_')} {value}" for name in terms for value in _written(line, name, "{:.4f}")
+    ]
+    return [
+        ("speed", _written(line, "images_per_second", "{:,.1f} images/s")),
+        ("loss", losses),
+        (
+            "purity",
+            _written(line, "purity_unconstrained", "{:.3f} in M") + _written(line, "purity_constrained", "{:.3f} in C"),
+        ),
+        ("median rank", _written(line, "rank_median", "{:,g}")),
+        (
+            "embeddings",
+            _written(line, "spread", "spread {:.3f}") + _written(line, "effective_rank", "effective rank {:.1f}"),
+        ),
+    ]
+
+
+def _written(line: Mapping[str, Any], name: str, how: str) -> list[str]:
+    return [how.format(line[name])] if _is_number(line.get(name)) else []
+
+
+def _judgement(values: Sequence[float], plain: bool) -> Text:
+    """The last value, how it differs from the one before, and the way there."""
+    said = Text(f"{values[-1]:.2f} %")
+    if len(values) > 1:
+        change = round(values[-1] - values[-2], 2)
+        arrow = "" if plain else "↑ " if change > 0 else "↓ " if change < 0 else "→ "
+        said.append(f"  {arrow}{change:+.2f}", "green" if change > 0 else "red" if change < 0 else "")
+        said.append("" if plain else f"  {curve(values)}")
+    return said
+
+
+def curve(values: Sequence[float]) -> str:
+    """A letter a value, as high as it is between the least and the greatest."""
+    least, most = min(values), max(values)
+    if least == most:
+        return _HEIGHTS[0] * len(values)
+    return "".join(_HEIGHTS[round((value - least) / (most - least) * (len(_HEIGHTS) - 1))] for value in values)
+
+
+def pseudo_labels(line: Mapping[str, Any]) -> str:
+    right = line["pseudo_accuracy_confident"]
+    judged = f", {100 * right:.0f} % of them right" if right == right else ""  # not NaN: there are some, and the truth
+    return f"{100 * line['pseudo_share']:.1f} %{judged}"
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)

@@ -1,0 +1,153 @@
+"""Bars: they say what is done, go when it is, and never write over one another."""
+
+import os
+import pty
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from terminal import Terminal
+
+from cmsf.files import sha256_of
+from cmsf.live import FREE, REFRESHES, TimeLeft, clock
+from cmsf.progress import bar, bars_wanted, part_of, shown, terminal_taken
+
+A_FRAME = 1.5 / REFRESHES
+
+
+class Looked:
+    """A terminal in the place of sys.stderr, to be looked at in between."""
+
+    def __init__(self, ours: int, columns: int) -> None:
+        self._ours, self.terminal = ours, Terminal(columns)
+
+    def __call__(self) -> list[str]:
+        """The lines on it, once what is new was drawn."""
+        time.sleep(A_FRAME)
+        self.terminal.show(os.read(self._ours, 1 << 16).decode())
+        return [line for line in self.terminal.text.splitlines() if line]
+
+
+@pytest.fixture
+def looking_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Looked]]:
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    with open(theirs, "w", encoding="utf-8") as file:
+
+        def look(columns: int) -> Looked:
+            monkeypatch.setenv("COLUMNS", str(columns))
+            monkeypatch.setattr(sys, "stderr", file)
+            return Looked(ours, columns)
+
+        yield look
+    os.close(ours)
+
+
+@pytest.mark.parametrize("columns", [30, 40, 60, 80])
+def test_a_bar_is_one_line_that_goes_when_all_is_done(columns: int, looking_at: Callable[[int], Looked]) -> None:
+    look = looking_at(columns)
+    for item in shown("abc", "reading", 3):
+        if item == "c":
+            (line,) = look()
+            assert line.startswith("reading")
+            assert " 2 of 3" in line
+            assert len(line) <= columns - FREE
+    assert look() == []
+    assert not look.terminal.cursor_hidden
+
+
+def test_what_is_printed_meanwhile_stays_above_the_bar(looking_at: Callable[[int], Looked]) -> None:
+    look = looking_at(60)
+    with bar("reading", 3):
+        print("a message", file=sys.stderr)
+        message, line = look()
+    assert message == "a message"
+    assert line.startswith("reading")
+    assert look() == ["a message"]
+
+
+def test_a_bar_within_a_bar_is_a_word_beside_it(looking_at: Callable[[int], Looked]) -> None:
+    look = looking_at(80)
+    with bar("transfer", 10) as at:
+        at(4, "cars")
+        assert look()[0].endswith(" left cars")
+        for item in shown("ab", "features", 2):
+            if item == "b":
+                (line,) = look()
+                assert "4 of 10" in line
+                assert line.endswith("features 2 of 2")
+        assert look()[0].endswith(" left cars")
+
+
+def test_names_are_text_and_no_markup(looking_at: Callable[[int], Looked]) -> None:
+    look = looking_at(80)
+    with part_of("[/red]\x1b[2J"), bar("features", 2):
+        assert look()[0].startswith("[/red]\\x1b[2J: features")
+
+
+def test_an_error_within_a_bar_leaves_nothing_of_it(looking_at: Callable[[int], Looked]) -> None:
+    look = looking_at(80)
+
+    def interrupted() -> None:
+        for _ in shown("ab", "reading", 2):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert look() == []
+    assert bars_wanted()
+
+
+def test_who_has_the_terminal_is_told_instead() -> None:
+    told: list[str] = []
+    with terminal_taken(told.append), part_of("judging"):
+        assert "".join(shown("ab", "features", 2)) == "ab"
+        assert list(shown("x", "folders", None)) == ["x"]
+    expected = ["features 1 of 2", "features 2 of 2", "features 2 of 2", "", "folders 0", "folders 1", ""]
+    assert told == [f"judging: {one}" if one else "" for one in expected]
+
+
+def test_nothing_is_drawn_where_nobody_looks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert not bars_wanted()
+    assert list(shown("ab", "reading", 2)) == ["a", "b"]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_forked_process_writes_to_the_terminal_itself(looking_at: Callable[[int], Looked]) -> None:
+    look = looking_at(80)
+    with bar("reading", 2):
+        child = os.fork()
+        if not child:
+            os._exit(hasattr(sys.stderr, "rich_proxied_file"))
+        assert os.waitpid(child, 0)[1] == 0
+        assert hasattr(sys.stderr, "rich_proxied_file")
+        look()
+
+
+def test_the_time_left_follows_the_pace_so_far() -> None:
+    now = 100.0
+    left = TimeLeft(total=40, done=10, now=lambda: now)
+    assert left.left is None
+    now = 120.0
+    left.at(20)
+    assert (left.gone, left.left) == (20, 40)
+    now = 125.0
+    assert (left.gone, left.left) == (25, 35)
+    left.at(30, found=True)
+    assert (left.gone, left.left) == (25, 25)
+    left.end()
+    now = 200.0
+    assert (left.gone, left.left) == (25, None)
+    assert [clock(seconds) for seconds in (7.9, 67, 3600 * 26 + 187)] == ["0:07", "1:07", "26:03:07"]
+
+
+def test_a_hash_is_that_of_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    for size in (1, 2, 3, 4):
+        monkeypatch.setattr("cmsf.files._PART", size)
+        assert sha256_of(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

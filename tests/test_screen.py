@@ -1,0 +1,228 @@
+"""What a person sees of `cmsf train`: in a terminal, without one, and with --quiet."""
+
+import os
+import pty
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import write_npz, write_photos
+from rich.console import Console
+from runs import TINY, metrics
+from terminal import InTerminal, Terminal
+
+import cmsf
+from cmsf.cli import main
+from cmsf.live import FREE
+from cmsf.panel import TrainingPanel, curve
+from cmsf.screen import Screen
+
+EPOCHS = 5
+SETTINGS = [f"--{name.replace('_', '-')}={value}" for name, value in (TINY | {"evaluate_every": 1}).items()]
+LONG = "a message " + 6 * "that is longer than a line "
+HELD = 12
+SAYING = f"""
+import signal, sys, time
+from cmsf.cli import main
+from cmsf.screen import Screen
+
+def step_and_say(self, number, line, step=Screen.step):
+    step(self, number, line)
+    if number == 4:
+        self.say({LONG!r})
+        print("a stray line", file=sys.stderr)
+        time.sleep(1.5)
+    if number == {HELD}:
+        signal.pause()
+
+Screen.step = step_and_say
+sys.exit(main())
+"""
+"""A command that trains, and waits for a while at a step and for a signal at another, so that both are seen."""
+
+
+def frame(text: str) -> dict[str, str]:
+    """The rows of the panel at the end of a screen, by name; nothing where it is not all there."""
+    lines = text.rstrip().splitlines()
+    starts = [i for i, line in enumerate(lines) if line.startswith("╭")]
+    if not starts or not lines[-1].startswith("╰"):
+        return {}
+    inside = [line[2:-2].rstrip() for line in lines[starts[-1] + 2 : -1]]
+    width = max(
+        (len(match[0]) for line in inside if (match := re.match(r"[a-z0-9]\S*( rank|-nn)? +(?=\S)", line))), default=0
+    )
+    rows: dict[str, str] = {}
+    for line in inside:
+        name = line[:width].strip() or next(reversed(rows))
+        rows[name] = f"{rows.get(name, '')} {line[width:].strip()}".strip()
+    return rows
+
+
+def assert_as_logged(rows: dict[str, str], lines: list[dict[str, Any]]) -> None:
+    step = int(re.match(r"[\d,]+", rows["step"])[0].replace(",", ""))
+    line = next(line for line in lines if line["kind"] == "step" and line["step"] == step)
+    assert rows["step"].endswith(f", epoch {line['epoch'] + 1} of {EPOCHS}")
+    assert rows["speed"] == f"{line['images_per_second']:,.1f} images/s"
+    terms = [f"{name} {line[f'loss_{name}']:.4f}" for name in ("unconstrained", "constrained")]
+    assert rows["loss"] == ", ".join([f"{line['loss']:.4f}", *terms])
+    assert rows["purity"] == f"{line['purity_unconstrained']:.3f} in M, {line['purity_constrained']:.3f} in C"
+    assert rows["median rank"] == f"{line['rank_median']:,g}"
+    assert rows["embeddings"] == f"spread {line['spread']:.3f}, effective rank {line['effective_rank']:.1f}"
+
+
+def assert_as_judged(said: str, name: str, lines: list[dict[str, Any]]) -> None:
+    """The last value, the difference to the one before it, and the way there."""
+    values = [line[name] for line in lines if line["kind"] == "epoch"]
+    change = round(values[-1] - values[-2], 2)
+    arrow = "↑" if change > 0 else "↓" if change < 0 else "→"
+    assert said.split() == [f"{values[-1]:.2f}", "%", arrow, f"{change:+.2f}", curve(values[-16:])]
+
+
+class Stopped:
+    """A run in 80 columns, then in 60, until somebody presses Ctrl-C; and every whole frame of it."""
+
+    def __init__(self, out: Path, data: Path) -> None:
+        self.out, self.frames = out, []
+        command = [sys.executable, "-c", SAYING, "train", "cmsf-self-small", "--data", str(data), "--out", str(out)]
+        with InTerminal([*command, *SETTINGS, f"--epochs={EPOCHS}", "--threads=1"]) as self.seen:
+            self.seen.watch(lambda text: self._keep(text) and self.frames[-1]["step"].startswith(f"{HELD} "))
+            self.seen.resize(60, 24)
+            self.seen.watch(lambda text: self._keep(text) and len(text.splitlines()[-1]) == 60 - FREE)
+            self.seen.press("\x03")
+            self.seen.watch()
+        self.text, self.lines = self.seen.terminal.text, metrics(cmsf.Run(out))
+
+    def _keep(self, text: str) -> bool:
+        rows = frame(text)
+        self.frames += [rows] if "loss" in rows else []
+        return bool(self.frames)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+    folder = tmp_path_factory.mktemp("screen")
+    return Stopped(folder / "run", write_npz(folder / "bars.npz"))
+
+
+def test_each_frame_says_what_the_log_says_of_its_step(stopped: Stopped) -> None:
+    assert len({rows["step"] for rows in stopped.frames}) > 1
+    for rows in stopped.frames:
+        assert_as_logged(rows, stopped.lines)
+
+
+def test_messages_come_above_the_panel_and_stay(stopped: Stopped) -> None:
+    for message in (LONG, "a stray line", "4 classes; test: 16 of 160 labelled images"):
+        assert "".join(stopped.text.split()).count("".join(message.split())) == 1
+    assert stopped.text.index("a stray line") < stopped.text.index("╭")
+
+
+def test_a_window_that_is_made_narrower_has_one_panel_that_fits(stopped: Stopped) -> None:
+    assert stopped.text.count("╭") == stopped.text.count("╰") == 1
+    assert {len(line) for line in stopped.text.splitlines() if line.startswith(("╭", "│", "╰"))} == {60 - FREE}
+
+
+def test_ctrl_c_leaves_the_last_frame_the_message_and_the_cursor(stopped: Stopped) -> None:
+    assert stopped.seen.process.returncode == 130
+    assert not stopped.seen.terminal.cursor_hidden
+    *above, message = stopped.text.rstrip().splitlines()
+    assert message.endswith("goes on from there")
+    assert any(line.startswith("╰") for line in above[-2:])
+    assert "Traceback" not in stopped.text
+
+
+def test_a_resumed_run_shows_the_judgements_it_had_in_forty_columns_too(stopped: Stopped) -> None:
+    with InTerminal([sys.executable, "-m", "cmsf", "train", "--resume", str(stopped.out)], 40, 30) as seen:
+        seen.watch()
+    assert seen.process.returncode == 0
+    assert not seen.terminal.cursor_hidden
+    assert all(len(line) <= 40 for line in seen.terminal.lines)
+    first = Terminal(40, 30)
+    first.show(seen.written[: seen.written.index("╯") + 1])
+    assert frame(first.text)["step"] == f"{HELD} of {4 * EPOCHS}"
+    for name in ("1-nn", "20-nn"):
+        assert_as_judged(frame(first.text)[name], name, stopped.lines)
+    lines, panel = metrics(cmsf.Run(stopped.out)), seen.terminal.text.split("╰")[0] + "╰"
+    assert_as_logged(frame(panel), lines)
+    assert frame(panel)["step"].startswith(f"{lines[-1]['step']} of {lines[-1]['step']},")
+    for name in ("1-nn", "20-nn"):
+        assert_as_judged(frame(panel)[name], name, lines)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_without_a_terminal_there_is_a_plain_line_an_epoch(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as some test services set it: colours may be, but nobody looks
+    data = write_npz(tmp_path / "bars.npz")
+    assert (
+        main(
+            [
+                "train",
+                "cmsf-self-small",
+                "--data",
+                str(data),
+                "--out",
+                str(tmp_path / "run"),
+                *SETTINGS,
+                "--epochs=2",
+            ]
+        )
+        == 0
+    )
+    said = capfd.readouterr().err
+    assert "\x1b" not in said
+    assert "\r" not in said
+    assert [line[:12] for line in said.splitlines() if line.startswith("epoch")] == ["epoch   1   ", "epoch   2   "]
+
+
+def test_quiet_training_says_nothing_on_a_terminal(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", per_class=20, classes=2, side=24)
+    command = [sys.executable, "-m", "cmsf", "train", "cmsf-self-small", "--data", str(photos), "--quiet"]
+    with InTerminal([*command, "--out", str(tmp_path / "run"), *SETTINGS, "--epochs=1"]) as seen:
+        seen.watch()
+    assert seen.process.returncode == 0
+    assert seen.written == ""
+
+
+@pytest.fixture
+def on_a_terminal() -> Iterator[Console]:
+    ours, theirs = pty.openpty()
+    with open(theirs, "w", encoding="utf-8") as file:
+        yield Console(file=file, width=80, height=24, force_interactive=True, force_terminal=True)
+    os.close(ours)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_panel_is_told_how_far_judging_is(
+    on_a_terminal: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(TrainingPanel, "tell", lambda panel, doing: told.append(doing))
+    cmsf.train(
+        "cmsf-self-small",
+        write_npz(tmp_path / "bars.npz"),
+        tmp_path / "run",
+        screen=Screen(on_a_terminal),
+        **TINY | {"epochs": 1},
+    )
+    assert "judging: features 1 of 1" in told
+    assert "judging: neighbours 1 of 1" in told
+    assert told[-1] == ""
+
+
+def test_what_a_log_says_is_not_believed_to_be_numbers() -> None:
+    panel = TrainingPanel("name", 2, 10)
+    panel.remember([{"1-nn": "∞"}, {"1-nn": None}, {"1-nn": float("nan")}, {"1-nn": True}, {"20-nn": 50}])
+    console = Console(width=60, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(panel)
+    said = console.export_text()
+    assert "1-nn" not in said
+    assert "50.00 %" in said
+
+
+def test_a_curve_reaches_from_the_least_to_the_greatest() -> None:
+    assert curve([1, 2, 8]) == "▁▂█"
+    assert curve([3, 3]) == "▁▁"
