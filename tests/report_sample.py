@@ -110,7 +110,7 @@ def pool(seed: int, images: int, classes: Sequence[str]) -> Pool:
         truth=truth,
         classes=tuple(classes),
         near=tuple(tuple((int(j), 1 - float(apart[i, j]) / 100) for j in near[i]) for i in range(images)),
-        exact=False,
+        exact=(False,) * images,
         projections=(Projection("PCA", across, along), Projection("UMAP", along, across)),
     )
 

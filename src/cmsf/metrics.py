@@ -21,21 +21,13 @@ from cmsf.analysis.pseudo_labels import summarise_guesses
 from cmsf.appended import AppendedFile
 from cmsf.errors import BadInput
 from cmsf.events import Events
-<<<<<<< HEAD
 from cmsf.files import FullDisk, check_plain
-=======
-from cmsf.files import MOST_OF_TEXT, FullDisk
->>>>>>> cbec777fe5808b898a7122b7703145c5bd0c0753
 from cmsf.objectives import Outcome
 
 TIMING_FIELDS = ("images_per_second", "pseudo_cost")
 """Fields that differ between two runs which compute the same."""
-<<<<<<< HEAD
 _EPOCH_LINE = b'{"kind": "epoch", '
 _LONGEST_LINE = 1 << 20
-=======
-_EPOCH = b'"kind": "epoch"'
->>>>>>> cbec777fe5808b898a7122b7703145c5bd0c0753
 
 
 def step_line(epoch: int, outcome: Outcome, seen: Neighbourhood | None, variety: Variety) -> dict[str, Any]:
@@ -118,7 +110,7 @@ class MetricsLog:
     """
 
     def __init__(self, path: Path, tensorboard: Path, length: int, step: int, say: Callable[[str], None]) -> None:
-        self.file, self.say = AppendedFile(path, length), say
+        self.path, self.file, self.say = path, AppendedFile(path, length), say
         if self.file.missing:
             say(f"{path} is {self.file.missing} bytes shorter than at the checkpoint; what they said is lost")
             self.file.cut_torn_line()
@@ -145,13 +137,10 @@ class MetricsLog:
                 raise FullDisk(f"{error}; until then its lines are kept in memory") from None
 
     def epochs(self) -> list[dict[str, Any]]:
-        """What the file says of epochs that are over, as far as it can be read; of a very long one, of the last."""
-        found = []
-        for line in self.file.tail(MOST_OF_TEXT).splitlines():
-            if _EPOCH in line:
-                with suppress(ValueError, RecursionError):  # the first may be half a line, and anybody may have written
-                    values = json.loads(line)
-                    found += [values] if isinstance(values, dict) else []
+        """What the file says of epochs that are over, as far as it can be read."""
+        found: list[dict[str, Any]] = []
+        with suppress(BadInput):  # anybody may have written it
+            found.extend(epoch_lines(self.path))
         return found
 
     def synced_length(self) -> int:

@@ -33,7 +33,6 @@ from cmsf.files import (
     own_file,
     own_folder,
     read_json,
-    read_text,
     write_text,
 )
 from cmsf.precision import Precision
@@ -42,8 +41,6 @@ from cmsf.weights import StartingWeights, fill, read_tensors, save
 
 _LISTED: dict[str, Any] = {"path": str, "index": int, "label": str | None, "truth": str | None, "split": str}
 """The columns of data.parquet."""
-_MOST_OF_METRICS, _KIND_WITHIN = 2**30, 40
-"""Characters of metrics.jsonl, and how far into a line its kind is said."""
 _PATIENCE = 10.0
 """Seconds that those whom a killed process has left behind have to end."""
 
@@ -218,20 +215,6 @@ class RunFolder:
                 f"the weights of {start.origin} have changed since {self.path} began (sha256 {str(before)[:12]} then, "
                 f"{start.sha256[:12]} now); put them back, or start another run"
             )
-
-    def history(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl that sum an epoch up; the last line may be in the making."""
-        if not self.metrics_file.exists():
-            return []
-        lines = read_text(self.metrics_file, _MOST_OF_METRICS).splitlines(keepends=True)
-        try:
-            found = [json.loads(line) for line in lines if line.endswith("\n") and '"epoch"' in line[:_KIND_WITHIN]]
-        except (ValueError, RecursionError):
-            raise BadInput(f"{self.metrics_file} is not what cmsf train wrote") from None
-        epochs = [line for line in found if isinstance(line, dict) and line.get("kind") == "epoch"]
-        if not all(type(line.get("epoch")) is int for line in epochs):
-            raise BadInput(f"{self.metrics_file} is not what cmsf train wrote")
-        return epochs
 
     def images(self) -> list[dict[str, Any]]:
         """What data.parquet says of each image."""

@@ -8,11 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cmsf.neighbours import Own, nearest_vectors
-from cmsf.progress import shown
-from cmsf.rows import UNKNOWN
-
-_AT_A_TIME = 2048
+from cmsf.evaluation.knn import nearest_training_images
 
 
 @dataclass(frozen=True)
@@ -23,24 +19,9 @@ class Graph:
     similarity: Float[Tensor, "n k"]
 
 
-def nearest_others(train: Float[Tensor, "n f"], k: int) -> Graph:
-    """Of every training image among the others; equally near: the lower row."""
-    return _graph(train, train, torch.arange(len(train), device=train.device), min(k, len(train) - 1))
-
-
-def nearest_of(query: Float[Tensor, "q f"], train: Float[Tensor, "n f"], k: int) -> Graph:
-    """Of other images among the training images."""
-    return _graph(query, train, torch.full((len(query),), UNKNOWN, device=train.device), min(k, len(train)))
-
-
-@torch.no_grad()
-def _graph(query: Float[Tensor, "q f"], train: Float[Tensor, "n f"], own: Int[Tensor, " q"], k: int) -> Graph:
-    everywhere = torch.ones(len(train), dtype=torch.bool, device=train.device)
-    number = torch.arange(len(train), device=train.device)
-    rows, similarities = [torch.empty(0, k, dtype=torch.int64)], [torch.empty(0, k)]
-    parts = list(zip(query.split(_AT_A_TIME), own.split(_AT_A_TIME), strict=True))
-    for part, mine in shown(parts, "neighbours", len(parts)):
-        row = nearest_vectors(part, train, everywhere, number, k, Own(mine, included=False))
-        rows.append(row.cpu())
-        similarities.append((train[row] @ part[:, :, None])[:, :, 0].cpu())
-    return Graph(torch.cat(rows), torch.cat(similarities))
+def graph_of(train: Float[Tensor, "n f"], others: Float[Tensor, "m f"] | None, k: int) -> Graph:
+    """Of the training images among one another, and then of other images among them; equally near: the lower row."""
+    parts = [*nearest_training_images(train, train, min(k, len(train) - 1), torch.arange(len(train)))]
+    if others is not None and len(others):
+        parts += nearest_training_images(others, train, min(k, len(train) - 1))
+    return Graph(torch.cat([row for row, _ in parts]), torch.cat([similarity for _, similarity in parts]).float())

@@ -83,18 +83,13 @@ def nearest_training_images(
     """
     everywhere = torch.ones(len(train), dtype=torch.bool, device=train.device)
     number = torch.arange(len(train), device=train.device)
-<<<<<<< HEAD
     left_out = torch.full((len(query),), UNKNOWN, device=train.device) if own is None else own.to(train.device)
     there = len(train) - (own is not None)
-    nearest = nearest_vectors(query, train, everywhere, number, min(k, there), Own(left_out, included=False))
-=======
-    nobody = Own(torch.full((len(query),), UNKNOWN, device=train.device))
 
     def watched(blocks: range) -> Iterator[int]:
         return shown(blocks, "neighbours", len(blocks))
 
-    nearest = nearest_vectors(query, train, everywhere, number, min(k, len(train)), nobody, watched)
->>>>>>> cbec777fe5808b898a7122b7703145c5bd0c0753
+    nearest = nearest_vectors(query, train, everywhere, number, min(k, there), Own(left_out, included=False), watched)
     for part, near in zip(query.split(_CHUNK), nearest.split(_CHUNK), strict=True):
         # As train[near], which would take twice as long: a row is copied whole.
         vector = embedding(near, train)

@@ -10,7 +10,7 @@ import torch
 
 from cmsf.analysis.collapse import Variety
 from cmsf.analysis.gallery import one_a_class_in_turn
-from cmsf.analysis.graph import nearest_of, nearest_others
+from cmsf.analysis.graph import graph_of
 from cmsf.analysis.neighbourhood import HISTOGRAM_TO, histogram, inspect
 from cmsf.analysis.sphere import uniformity
 from cmsf.constraints import NearCompanion
@@ -19,9 +19,12 @@ from cmsf.errors import BadInput
 from cmsf.evaluation import Extractor
 from cmsf.last_bank import last_learner
 from cmsf.learner import Learner
+from cmsf.metrics import epoch_lines
 from cmsf.randomness import permutation
 from cmsf.report import written
+from cmsf.report.classes import judge
 from cmsf.report.contents import Figure, RunReport
+from cmsf.report.cost import cost
 from cmsf.report.drawing import Drawing, bars
 from cmsf.report.galleries import of_bank, of_test_images
 from cmsf.report.plots import RELATED, binned, drawings
@@ -55,7 +58,7 @@ class Gathered:
 
 def gather_history(run: Run, number: int = 0) -> Gathered:
     """What is known without looking at an image: of a run that is being trained, or has just begun."""
-    epochs = run.folder.history()
+    epochs = _epochs(run)
     drawn = tuple(drawings(epochs))
     tables, notes = written.results(run.folder)
     report = RunReport(
@@ -65,6 +68,7 @@ def gather_history(run: Run, number: int = 0) -> Gathered:
         summary=tuple(_summary(epochs)),
         plots=tuple(drawing.on_page(number) for drawing in drawn),
         results=tables,
+        compute=cost(run.folder) if epochs else (),
         recipe=written.settings(run.recipe),
         environment=written.environment(run.folder),
         notes=notes,
@@ -84,16 +88,22 @@ def gather(run: Run, machine: Machine, most: int, number: int = 0) -> Gathered:
         data = run.data()
     except BadInput as error:
         return _with_note(known, f"its images cannot be looked at: {error}")
-    seed, everything = run.recipe.seed, _look_at(run, data, machine)
+    seed, features = run.recipe.seed, _extractor(run, machine)
+    everything = _look_at(data, features)
     album = Album(everything, most)
     galleries, drawn = [of_test_images(album, seed)], list(known.drawings)
     learner = last_learner(run.folder, run.recipe, data, torch.device("cpu"), machine.say)
     if learner is not None:
         galleries += of_bank(album, learner, seed)
         drawn += _ranks_by_size(learner, seed)
+    judged = judge(album, features)
     album.add_around(one_a_class_in_turn(data.train, seed).tolist())
     report = replace(
         known.report,
+        classes=judged.classes,
+        pairs=judged.pairs,
+        suspects=judged.suspects,
+        notes=(*known.report.notes, *judged.notes),
         summary=(*known.report.summary, *_on_the_sphere(everything, seed)),
         plots=tuple(drawing.on_page(number) for drawing in drawn),
         images=album.pool(),
@@ -102,23 +112,16 @@ def gather(run: Run, machine: Machine, most: int, number: int = 0) -> Gathered:
     return Gathered(report, tuple(drawn))
 
 
-def _look_at(run: Run, data: Dataset, machine: Machine) -> Everything:
-    device = pick_device(machine.device)
-    features = Extractor(
-        run.backbone(device), run.recipe.size, device, worker_count(machine.workers), run.folder.features
-    )
-    looks = [features(data.train)]
-    graphs = [nearest_others(looks[0], _NEIGHBOURS)]
-    if data.test is not None:
-        looks.append(features(data.test))
-        graphs.append(nearest_of(looks[1], looks[0], _NEIGHBOURS))
-    width = min(graph.row.shape[1] for graph in graphs)  # of few images, each has one other less than a new one
-    return Everything(
-        data,
-        torch.cat(looks).cpu(),
-        torch.cat([graph.row[:, :width] for graph in graphs]),
-        torch.cat([graph.similarity[:, :width] for graph in graphs]),
-    )
+def _extractor(run: Run, machine: Machine) -> Extractor:
+    device, workers = pick_device(machine.device), worker_count(machine.workers)
+    return Extractor(run.backbone(device), run.recipe.size, device, workers, run.folder.features)
+
+
+def _look_at(data: Dataset, features: Extractor) -> Everything:
+    train = features(data.train)
+    test = None if data.test is None else features(data.test)
+    graph = graph_of(train, test, _NEIGHBOURS)
+    return Everything(data, train if test is None else torch.cat([train, test]), graph.row, graph.similarity)
 
 
 def _ranks_by_size(learner: Learner, seed: int) -> list[Drawing]:
@@ -155,6 +158,15 @@ def _on_the_sphere(everything: Everything, seed: int) -> list[Figure]:
         Figure("effective rank", f"{variety.effective_rank:.1f}", f"of {train.shape[1]} directions"),
         Figure("uniformity", f"{uniformity(some):.2f}", "0 is one point; lower is more even"),
     ]
+
+
+def _epochs(run: Run) -> list[dict[str, Any]]:
+    if not run.folder.metrics_file.exists():
+        return []
+    epochs = list(epoch_lines(run.folder.metrics_file))
+    if not all(type(line.get("epoch")) is int for line in epochs):
+        raise BadInput(f"{run.folder.metrics_file} is not what cmsf train wrote")
+    return epochs
 
 
 def _summary(epochs: Sequence[Mapping[str, Any]]) -> list[Figure]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -16,6 +18,8 @@ from cmsf.run import Run
 from cmsf.run_folder import RunFolder
 
 LARGEST = 10_000_000
+_PAUSE = 10.0
+"""Seconds between two pages of a run that is being trained: to draw one takes a second or two."""
 _IMAGES = 2_400
 """On a page, of all its runs together; some 2 kB each."""
 
@@ -32,9 +36,17 @@ def write_report(runs: Sequence[Run], out: Path, machine: Machine) -> Path:
     return plots
 
 
-def write_live_report(folder: RunFolder) -> None:
-    """Of a run that is being trained: the page that is open looks for a newer one."""
-    _write(folder.report_file, [gather_history(Run(folder.path))], live=True)
+class LiveReport:
+    """report.html of a run that is being trained, as often as it is called but for short epochs; an open page looks for
+    a newer one."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder, self.written = folder, -math.inf
+
+    def __call__(self) -> None:
+        if time.monotonic() - self.written >= _PAUSE:
+            _write(self.folder.report_file, [gather_history(Run(self.folder.path))], live=True)
+            self.written = time.monotonic()
 
 
 def _write(out: Path, gathered: Sequence[Gathered], live: bool) -> None:
