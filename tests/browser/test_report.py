@@ -143,6 +143,17 @@ def test_an_address_of_a_walk_opens_it_and_one_that_names_nothing_does_not(opene
         assert complaints(driver) == []
 
 
+def test_one_can_leave_after_more_steps_than_a_browser_keeps(opened: Opened) -> None:
+    driver = opened()
+    start = driver.current_url
+    driver.execute_script("for (let step = 0; step < 70; step += 1) walkTo(0, step % 60)")
+    assert shown_near(driver) == near(9)
+    assert len(driver.find_elements(By.CSS_SELECTOR, "#walk-trail button")) == 30
+    click(driver, "#walk-close")
+    until(driver, lambda _: not walking(driver))
+    assert driver.current_url == start
+
+
 def test_wrong_neighbours_have_a_sign_and_not_a_colour_alone(opened: Opened) -> None:
     driver = opened()
     wrong = driver.find_elements(By.CSS_SELECTOR, '.gallery [data-wrong="yes"]')
