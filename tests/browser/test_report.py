@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("selenium", reason="without Selenium; make browser-test has it")
 
 from report_sample import CLASSES, HOSTILE, WRITTEN, hostile_report, pool, report
+from selenium.common import WebDriverException
 from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
@@ -141,6 +142,17 @@ def test_an_address_of_a_walk_opens_it_and_one_that_names_nothing_does_not(opene
         driver = opened(at=nowhere)
         assert not walking(driver)
         assert complaints(driver) == []
+
+
+def test_one_can_leave_after_more_steps_than_a_browser_keeps(opened: Opened) -> None:
+    driver = opened()
+    start = driver.current_url
+    driver.execute_script("for (let step = 0; step < 70; step += 1) walkTo(0, step % 60)")
+    assert shown_near(driver) == near(9)
+    assert len(driver.find_elements(By.CSS_SELECTOR, "#walk-trail button")) == 30
+    click(driver, "#walk-close")
+    until(driver, lambda _: not walking(driver))
+    assert driver.current_url == start
 
 
 def test_wrong_neighbours_have_a_sign_and_not_a_colour_alone(opened: Opened) -> None:
@@ -377,25 +389,48 @@ def test_several_runs_are_switched_between_and_an_address_finds_its_run(opened: 
     assert abs(one(driver, "#run-2-suspects").rect["y"] - driver.execute_script("return scrollY")) < 450
 
 
-def test_a_live_page_looks_for_a_newer_one_and_comes_back_as_it_was_left(opened: Opened) -> None:
-    driver = opened(report(runs=2, live=True), change=lambda page: page.replace('data-every="15"', 'data-every="2"'))
+def test_a_page_that_is_loaded_again_comes_back_as_it_was_left(opened: Opened) -> None:
+    driver = opened(report(runs=2))
     click(driver, "#switch label:nth-of-type(2)")
     click(driver, "#run-1-recipe summary")
     one(driver, "#run-1-classes-filter").send_keys("s")
     click(driver, "#run-1-classes-table th:nth-child(3) button")
-    driver.execute_script("window.beforeReload = true; document.activeElement.blur(); window.scrollTo(0, 700)")
-    until(driver, lambda _: driver.execute_script("return !window.beforeReload && document.readyState === 'complete'"))
+    click(driver, '#run-1-map [data-role="in"]')
+    driver.execute_script("window.scrollTo(0, 700)")
+    driver.refresh()
     assert texts(driver, "article h2") == ["run 2"]
     assert driver.execute_script("return document.getElementById('run-1-recipe').open")
     assert texts(driver, "#run-1-classes-table tbody th") == ["stripe", "square"]
+    assert driver.execute_script("return maps[1].magnified") == 1.6
     assert driver.execute_script("return scrollY") == 700
+    assert complaints(driver) == []
 
-    driver.execute_script("document.getElementById('pause').click(); window.beforeReload = true")
+
+def test_a_live_page_looks_for_a_newer_one_until_it_is_paused(opened: Opened) -> None:
+    driver = opened(report(live=True), change=lambda page: page.replace('data-every="15"', 'data-every="1"'))
+
+    def in_page(script: str) -> Any:
+        """As soon as it is not just being loaded again."""
+        waiting = WebDriverWait(driver, 60, ignored_exceptions=[WebDriverException])
+        return waiting.until(lambda _: driver.execute_script(script))
+
+    in_page("window.stayed = true; return true")
+    in_page("return !window.stayed && document.readyState === 'complete'")
+    in_page("document.getElementById('pause').click(); window.stayed = true; return true")
+    assert driver.execute_async_script("setTimeout(() => arguments[0](window.stayed), 4000)")
     assert "does not look" in one(driver, "#live").text
-    passed = "const done = arguments[0]; setTimeout(() => done(window.beforeReload), 5000)"
-    assert driver.execute_async_script(passed)
     driver.refresh()
     assert "does not look" in one(driver, "#live").text
+    click(driver, "#pause")
+    in_page("return document.getElementById('pause').ariaPressed === 'false'")
+
+
+def test_a_live_page_does_not_tear_away_who_is_walking(opened: Opened) -> None:
+    driver = opened(
+        report(live=True), at="#walk-0-1", change=lambda page: page.replace('data-every="15"', 'data-every="1"')
+    )
+    stayed = "window.stayed = true; setTimeout(() => arguments[0](window.stayed), 4000)"
+    assert driver.execute_async_script(stayed)
 
 
 def test_on_paper_everything_is_open_and_afterwards_as_it_was(opened: Opened) -> None:

@@ -43,7 +43,7 @@ function fillThumb(button, more = "") {
   const { run, image, rank, wrong } = button.dataset;
   button.title = `${report.runs[run].path[image]}: ${labelOf(run, image)}`;
   button.append(picture(run, image, ""), make("span", { className: "label" }, named(classOf(run, image))));
-  const lines = [wrongLabelOf(run, image), rank === undefined ? null : `rank ${rank}`, more].filter(Boolean);
+  const lines = [rank === undefined ? null : `rank ${rank}`, more, wrongLabelOf(run, image)].filter(Boolean);
   button.append(...lines.map((line) => make("span", { className: "more" }, named(line))));
   if (wrong === "yes") {
     const sign = make("span", { className: "sign" }, "×");

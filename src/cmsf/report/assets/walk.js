@@ -2,6 +2,7 @@
 // browser's own back and forward go along it.
 
 const LONGEST_TRAIL = 30;
+const SURELY_KEPT = 40; // browsers forget entries of a history that has more than 50
 
 function startWalk() {
   const dialog = byId("walk");
@@ -51,7 +52,7 @@ function stepBack() {
 }
 
 function leave() {
-  if (stepsTaken() > 0) return history.go(-stepsTaken());
+  if (stepsTaken() > 0 && stepsTaken() < SURELY_KEPT) return history.go(-stepsTaken());
   history.replaceState(null, "", location.href.replace(/#.*/, ""));
   return showWalk();
 }
