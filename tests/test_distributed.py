@@ -94,7 +94,7 @@ def images_for(method: str) -> Dataset:
     return replace(data, train=replace(data.train, label=label))
 
 
-STEPS = 12
+STEPS = 20
 """Two epochs of five and some; the bank is filled three times."""
 SHARDED = ("cmsf-self", "cmsf-sup", "cmsf-sup-all", "cmsf-semi")
 BY_THREE = ("cmsf-self", "cmsf-sup-all")
