@@ -121,7 +121,7 @@ def train(
         with folder.locked() if world.leads else nullcontext():
             if world.leads:
                 world.wait()
-            folder.check_same_images(images)
+            world.agreed(lambda: folder.check_same_images(images))
             if folder.complete():
                 screen.say(f"{folder.path} is complete already; remove it to train again")
                 return Run(folder.path)
