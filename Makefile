@@ -9,7 +9,7 @@ AUDIT ?= .venv-audit
 DEPENDENCIES := $(shell cat pyproject.toml constraints.txt | cksum | tr -d ' \t')
 READY := $(VENV)/.ready-$(DEPENDENCIES)
 
-.PHONY: demo test browser browser-test fuzz audit check format venv clean bench-data bench-eval bench-transfer bench-semi bench-baselines bench-saving bench-ranks soak bench-venv bench-suspects
+.PHONY: demo test browser browser-test fuzz audit check format venv clean bench-data bench-eval bench-transfer bench-semi bench-baselines bench-report bench-saving bench-ranks soak bench-venv bench-suspects
 
 demo: venv ## train on the embedded images, evaluate, and show what was learned (under 5 minutes)
 	$(BIN)/cmsf train cmsf-self --out runs/demo
@@ -82,6 +82,9 @@ bench-baselines: venv ## CMSF beside its baselines, with and without labels, and
 
 bench-suspects: venv ## wrong labels of CIFAR-10 that are found: 15 minutes on two cores (DATA=folder of the data sets)
 	$(BIN)/python bench/suspects.py --data $(DATA) --out docs/results/suspects.json
+
+bench-report: venv ## the analysis and the page of 50,000 images with 512 features: 2 minutes on an idle machine
+	$(BIN)/python bench/report.py --out docs/results/bench-report.json
 
 bench-saving: venv ## what checkpoints cost, at laptop scale and at ImageNet's size: 10 minutes on an idle machine, 4 GB of disk
 	$(BIN)/python bench/saving.py --out docs/results/bench-saving.json

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from cmsf.analysis import per_class as analysed
 from cmsf.analysis.suspects import find_suspects
+from cmsf.data import Split
 from cmsf.errors import BadInput
-from cmsf.evaluation import Extractor
 from cmsf.report.contents import ClassRow, Pair, Suspect
 from cmsf.report.pool import Album
 from cmsf.rows import UNKNOWN
@@ -24,7 +27,7 @@ class Judged:
     notes: tuple[str, ...] = ()
 
 
-def judge(album: Album, features: Extractor) -> Judged:
+def judge(album: Album, features: Callable[[Split], Tensor]) -> Judged:
     """By true classes where they are known, and by the labels that training had; what is missing is in the notes."""
     notes = []
     table = None
@@ -65,7 +68,7 @@ def _table(album: Album) -> analysed.PerClass:
     return analysed.per_class(data.classes, train, data.train.truth, test, data.test.truth)
 
 
-def _suspects(album: Album, features: Extractor) -> tuple[tuple[Suspect, ...], list[str]]:
+def _suspects(album: Album, features: Callable[[Split], Tensor]) -> tuple[tuple[Suspect, ...], list[str]]:
     found = find_suspects(features, album.everything.data)
     notes = []
     if len(found) > _LISTED:
