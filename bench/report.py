@@ -1,4 +1,4 @@
-"""How long the analysis and the page of 50,000 training and 10,000 test images with 512 features take, once there are features.
+"""How long analysis and page of 50,000 images with 512 features, and 10,000 test images, take once there are features.
 
     python bench/report.py --out docs/results/bench-report.json
 
