@@ -47,7 +47,6 @@ def test_every_image_of_the_page_has_its_neighbours_there_and_marks_are_right(ru
     report, data = gather(run, HERE, most=60).report, run.data()
     pool = report.images
     assert pool is not None
-    assert len(pool.path) <= 60 or not any(len(gallery.rows) for gallery in report.galleries)
     truth = {path: data.classes[int(number)] for path, number in zip(data.train.paths, data.train.truth, strict=True)}
     for image, near in enumerate(pool.near):
         assert near
