@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from cmsf.errors import BadInput
-from cmsf.files import readable, write_text
+from cmsf.files import own_folder, readable, write_text
 from cmsf.report.contents import Report
 from cmsf.report.gathering import Gathered, Machine, gather, gather_history
 from cmsf.report.page import render
@@ -29,6 +29,7 @@ def write_report(runs: Sequence[Run], out: Path, machine: Machine) -> Path:
     most = _IMAGES // len(runs)
     gathered = [gather(run, machine, most, number) for number, run in enumerate(runs)]
     plots = out.with_name(f"{out.stem}-plots")
+    own_folder(plots)
     for number, one in enumerate(gathered, start=1):
         for drawing in one.drawings:
             drawing.save(plots if len(runs) == 1 else plots / f"run-{number}")
