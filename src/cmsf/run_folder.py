@@ -137,7 +137,7 @@ class RunFolder:
             raise BadInput(f"--out {self.path} cannot be made below {above}; choose another folder")
 
     def recipe(self) -> Resolved:
-        if not self.path.exists():
+        if not os.path.exists(self.path):  # nor does a name too long for a path
             raise BadInput(f"there is no run {self.path}")
         if not self.exists():
             raise BadInput(f"{self.path} is no run: it has no recipe.yaml; give a folder that cmsf train wrote")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from inspect import cleandoc
+from os.path import exists, isfile  # which a name too long for a path does not trouble
 from pathlib import Path
 
 from cmsf.errors import BadInput, did_you_mean
@@ -38,7 +39,7 @@ class Named:
     def check(self, name: str) -> None:
         if self.method not in METHODS:
             hint = self._in_order() or did_you_mean(name, [*METHODS, *NAMES], "cmsf recipes lists them all")
-            if Path(name).exists():
+            if exists(name):
                 hint = f"to learn from what is there: cmsf train cmsf-self --data {name}"
             raise BadInput(f"no recipe is called {name!r}; {hint}")
         said: dict[str, str] = {}
@@ -75,7 +76,7 @@ def check_name(name: str) -> None:
     """Refuse what `find` will not find, without looking at any image."""
     if not _is_file(name):
         Named.parse(name).check(name)
-    elif not Path(name).is_file():
+    elif not isfile(name):
         raise BadInput(f"there is no recipe file {name}")
 
 
