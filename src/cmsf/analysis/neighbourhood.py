@@ -70,6 +70,12 @@ def inspect(
     )
 
 
+def rank_of_last(query: Rows, bank: MemoryBank, neighbours: Neighbours) -> Int[Tensor, " q"]:
+    """The rank in M of each query's last neighbour, of those that have one."""
+    assert neighbours.row is not None
+    return _rank_of_last(query, bank, neighbours.row)
+
+
 def median_rank(rank: Int[Tensor, " q"]) -> int:
     """m in the paper; of the middle two, the nearer."""
     return int(rank.median())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,15 +12,17 @@ import torch
 from cmsf.analysis.collapse import Variety
 from cmsf.analysis.gallery import one_a_class_in_turn
 from cmsf.analysis.graph import graph_of
-from cmsf.analysis.neighbourhood import HISTOGRAM_TO, histogram, inspect
-from cmsf.analysis.sphere import uniformity
+from cmsf.analysis.neighbourhood import HISTOGRAM_TO, histogram, inspect, median_rank, rank_of_last
+from cmsf.analysis.sphere import alignment, uniformity
 from cmsf.constraints import NearCompanion
-from cmsf.data import Dataset
+from cmsf.data import Dataset, feed
 from cmsf.errors import BadInput
 from cmsf.evaluation import Extractor
+from cmsf.evaluation.features import BATCH, in_eval_mode, unit_features
 from cmsf.last_bank import last_learner
 from cmsf.learner import Learner
 from cmsf.metrics import epoch_lines
+from cmsf.objectives import FIRST
 from cmsf.randomness import permutation
 from cmsf.report import written
 from cmsf.report.classes import judge
@@ -29,6 +32,7 @@ from cmsf.report.drawing import Drawing, bars
 from cmsf.report.galleries import of_bank, of_test_images
 from cmsf.report.plots import RELATED, binned, drawings
 from cmsf.report.pool import Album, Everything
+from cmsf.rows import Rows
 from cmsf.run import Run, pick_device, worker_count
 
 _SAMPLED = 5_000
@@ -93,9 +97,11 @@ def gather(run: Run, machine: Machine, most: int, number: int = 0) -> Gathered:
     album = Album(everything, most)
     galleries, drawn = [of_test_images(album, seed)], list(known.drawings)
     learner = last_learner(run.folder, run.recipe, data, torch.device("cpu"), machine.say)
+    figures = [*known.report.summary, *_on_the_sphere(everything, seed)]
     if learner is not None:
         galleries += of_bank(album, learner, seed)
         drawn += _ranks_by_size(learner, seed)
+        figures += [*_of_two_views(learner, data, features, seed), *_in_last_bank(learner, data, seed)]
     judged = judge(album, features)
     album.add_around(one_a_class_in_turn(data.train, seed).tolist())
     report = replace(
@@ -104,7 +110,7 @@ def gather(run: Run, machine: Machine, most: int, number: int = 0) -> Gathered:
         pairs=judged.pairs,
         suspects=judged.suspects,
         notes=(*known.report.notes, *judged.notes),
-        summary=(*known.report.summary, *_on_the_sphere(everything, seed)),
+        summary=tuple(figures),
         plots=tuple(drawing.on_page(number) for drawing in drawn),
         images=album.pool(),
         galleries=tuple(galleries),
@@ -126,18 +132,16 @@ def _look_at(data: Dataset, features: Extractor) -> Everything:
 
 def _ranks_by_size(learner: Learner, seed: int) -> list[Drawing]:
     """The ablation of k′: the histogram of ranks that the same bank has with others (right half of that table)."""
-    watched, bank, rows = learner.objective.watched, learner.bank, learner.bank.rows()
+    watched, bank, query = learner.objective.watched, learner.bank, _some_rows(learner, seed)
     if watched is None or watched.k is None or not isinstance(watched.constraint, NearCompanion):
         return []
-    known = (rows.exists & rows.has_companion).nonzero()[:, 0]
-    query = rows[known[permutation(len(known), seed, _SAMPLING)][:_QUERIES]]
-    nobody = torch.zeros(len(learner.knowledge.apart.embedding) if learner.knowledge.apart else 1, dtype=torch.int64)
     shares = {}
     for size in _SIZES:
-        if watched.k <= size <= len(known):
+        if watched.k <= size <= len(query):
             constraint = NearCompanion(size)
-            seen = inspect(query, bank, constraint, bank.find(query, constraint, watched.k), nobody)
-            shares[f"k′ = {size}"] = binned(histogram(seen.rank), len(query))
+            chosen = bank.find(query, constraint, watched.k)
+            ranks = rank_of_last(query, bank, chosen)
+            shares[f"k′ = {size}"] = binned(histogram(ranks), len(query))
     if not shares:
         return []
     caption = (
@@ -146,6 +150,45 @@ def _ranks_by_size(learner: Learner, seed: int) -> list[Drawing]:
     )
     figure = bars(shares, "rank in M", "share of the queries")
     return [Drawing(RELATED, "rank-by-size", "Ranks by the size of C", caption, figure)]
+
+
+def _in_last_bank(learner: Learner, data: Dataset, seed: int) -> list[Figure]:
+    """Purity as the figure of that name has it, of the rows of the newest checkpoint."""
+    watched, bank, query = learner.objective.watched, learner.bank, _some_rows(learner, seed)
+    if watched is None or not learner.objective.chooses or not len(query):
+        return []
+    chosen = bank.find(query, watched.constraint, watched.k, watched.include_query)
+    seen = inspect(query, bank, watched.constraint, chosen, data.train.truth, watched.include_query)
+    shares = [100 * float(purity.nanmean()) for purity in (seen.constrained, seen.unconstrained, seen.as_far)]
+    if any(map(math.isnan, shares)):
+        return []
+    note = (
+        f"of C; {shares[1]:.0f} % of as many of M; {shares[2]:.0f} % as far out in M, to rank {median_rank(seen.rank)}"
+    )
+    return [Figure("purity of the last bank", f"{shares[0]:.0f} %", note)]
+
+
+def _some_rows(learner: Learner, seed: int) -> Rows:
+    """Rows of the bank that something is known of, so that the constraint has a say."""
+    rows = learner.bank.rows()
+    known = rows.exists if rows.companion is None else rows.exists & rows.has_companion
+    place = known.nonzero()[:, 0]
+    return rows[place[permutation(len(place), seed, _SAMPLING)][:_QUERIES]]
+
+
+def _of_two_views(learner: Learner, data: Dataset, features: Extractor, seed: int) -> list[Figure]:
+    """Alignment: how far apart two views of an image are."""
+    view = learner.views[FIRST]
+    some = data.train.part(permutation(len(data.train), seed, _SAMPLING)[:_QUERIES])
+    everyone = torch.arange(len(some)).split(BATCH)
+    looks = []
+    with in_eval_mode(features.backbone):
+        for epoch in (0, 1):
+            plan = ((epoch, index) for index in everyone)
+            batches = feed(some, plan, {FIRST: view.crop}, seed=seed, device=features.device, workers=features.workers)
+            looks.append(torch.cat([unit_features(features.backbone, view(batch, FIRST)) for batch in batches]))
+    apart = alignment(*looks)
+    return [Figure("alignment", f"{apart:.2f}", "squared distance of two views; 0 where views do not matter")]
 
 
 def _on_the_sphere(everything: Everything, seed: int) -> list[Figure]:
