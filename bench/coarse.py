@@ -22,7 +22,7 @@ from cells import compute_all
 
 import cmsf
 
-LONGER, LONGER_METHODS = 4, ("cmsf-sup", "xent", "supcon")
+LONGER, LONGER_METHODS = 4, ("cmsf-sup", "xent")
 TRIED = ((0.05, 0.95), (0.1, 0.95), (0.2, 0.95), (0.1, 0.99), (0.1, 0.8))
 """Learning rates and momenta of the target for CMSF top-10."""
 SIZE = 32
