@@ -69,7 +69,7 @@ def bars(tmp_path: Path) -> Path:
         (["train", "msf", "--backbone", "resnet81"], "no backbone is called 'resnet81'; did you mean resnet18?"),
         (["recipes", "msf-smal"], "did you mean msf-small?"),
         (["evaluate", "nowhere"], "there is no run nowhere"),
-        (["evaluate", "x" * 300], "there is no run xxx"),
+        (["evaluate", "x" * 256], "there is no run xxx"),
         (["train", "x" * 300], "no recipe is called 'xxx"),
         (["evaluate"], "the following arguments are required: RUN"),
         (["evaluate", "nowhere", "--with", "lineer"], "there is no evaluation 'lineer'; did you mean linear?"),

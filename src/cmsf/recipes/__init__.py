@@ -8,6 +8,7 @@ from os.path import exists, isfile  # which a name too long for a path does not 
 from pathlib import Path
 
 from cmsf.errors import BadInput, did_you_mean
+from cmsf.printable import shown
 from cmsf.recipe import Recipe
 from cmsf.recipes.baselines import AT_PAPER_SCALE, BASELINES
 from cmsf.recipes.methods import OURS
@@ -41,7 +42,7 @@ class Named:
             hint = self._in_order() or did_you_mean(name, [*METHODS, *NAMES], "cmsf recipes lists them all")
             if exists(name):
                 hint = f"to learn from what is there: cmsf train cmsf-self --data {name}"
-            raise BadInput(f"no recipe is called {name!r}; {hint}")
+            raise BadInput(f"no recipe is called {shown(name)!r}; {hint}")
         said: dict[str, str] = {}
         for variant in self.variants:
             if variant not in VARIANTS:
