@@ -1,7 +1,7 @@
 """Labels that are likely wrong: those that an image's nearest neighbours do not vote for.
 
-Of all scores that were tried, the odds of the label against the best other class put the wrong ones first most
-reliably; docs/results/suspects.md has the others, and how k was chosen.
+They are scored by the odds of the best other class against the label; docs/results/suspects.md has the other scores
+that were tried, and how k was chosen.
 """
 
 from __future__ import annotations
