@@ -22,12 +22,9 @@ from cells import compute_all
 
 import cmsf
 
-LONGER, LONGER_METHODS = 4, ("xent", "cmsf-sup", "supcon", "cmsf-sup-all", "proto-nw")
-TRIED = {
-    "cmsf-sup": ((0.05, 0.95), (0.1, 0.95), (0.2, 0.95), (0.1, 0.99), (0.1, 0.8)),
-    "xent": ((0.1, None), (0.2, None), (0.4, None)),
-}
-"""Learning rate and momentum of the target; cross-entropy has no target."""
+LONGER, LONGER_METHODS = 4, ("cmsf-sup", "xent")
+TRIED = ((0.05, 0.95), (0.1, 0.95), (0.2, 0.95), (0.1, 0.99), (0.1, 0.8))
+"""Learning rates and momenta of the target for CMSF top-10."""
 SIZE = 32
 
 
@@ -42,8 +39,7 @@ class Cell:
     @property
     def name(self) -> str:
         if self.look == "tried":
-            followed = "" if self.momentum is None else f"-momentum-{self.momentum}"
-            return f"tried-{self.method}-lr-{self.lr}{followed}"
+            return f"tried-{self.method}-lr-{self.lr}-momentum-{self.momentum}"
         return f"{self.look}-{self.method}-seed-{self.seed}"
 
 
@@ -55,15 +51,14 @@ def longer(method: str, seed: int) -> Cell:
     return Cell("longer", method, seed)
 
 
-def tried(method: str, lr: float, momentum: float | None) -> Cell:
-    return Cell("tried", method, CHOOSING_SEED, lr, momentum)
+def tried(lr: float, momentum: float) -> Cell:
+    return Cell("tried", "cmsf-sup", CHOOSING_SEED, lr, momentum)
 
 
 def cells() -> Iterator[Cell]:
     yield from (longer(method, SEEDS[0]) for method in LONGER_METHODS)
     yield from map(untrained, SEEDS)
-    for method, settings in TRIED.items():
-        yield from (tried(method, lr, momentum) for lr, momentum in settings)
+    yield from (tried(lr, momentum) for lr, momentum in TRIED)
 
 
 def compute(cell: Cell, data: Path, chosen: Path, runs: Path) -> dict[str, Any]:

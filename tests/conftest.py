@@ -9,6 +9,27 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
 import pytest
 import torch
 
+LONGEST = (
+    "test_distributed",
+    "test_faults",
+    "test_transfer_search",
+    "test_hostile",
+    "test_run",
+    "test_baselines",
+    "test_transfer_ray",
+    "test_feeding",
+    "test_precision",
+    "test_checkpoint",
+    "test_cli",
+    "test_finetune",
+)
+"""Files that take long come first: the others fill up the time in which a worker has nothing else left to do."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
@@ -17,3 +38,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch looks every five seconds whether its workers are alive."""
+    waiting = torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data
+    monkeypatch.setattr(waiting, "__defaults__", (0.5,))

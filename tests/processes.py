@@ -1,24 +1,21 @@
 """`cmsf train` in a process of its own, which may be watched, held, stopped and killed."""
 
 import json
-import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from forked import Started, cmsf_command
+
 PATIENCE = 120
 
 
-def start(out: Path, *flags: str | Path, limit: int | None = None, **settings: Any) -> subprocess.Popen[str]:
+def start(out: Path, *flags: str | Path, limit: int | None = None, **settings: Any) -> Started:
     """A process that trains; limit: the largest file it may write."""
     flags += tuple(f"--{name.replace('_', '-')}={value}" for name, value in settings.items())
-    command = [sys.executable, "-m", "cmsf", "train", *map(str, flags), "--threads", "1"]
-    command += [] if "--resume" in flags else ["--out", str(out)]
-    before = None if limit is None else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=before, start_new_session=True)
+    flags += () if "--resume" in flags else ("--out", out)
+    return cmsf_command("train", *flags, "--threads", "1", limit=limit)
 
 
 def last_step(out: Path) -> int:
@@ -28,7 +25,7 @@ def last_step(out: Path) -> int:
     return next((int(json.loads(line)["step"]) for line in reversed(lines) if line.endswith(b"\n")), 0)
 
 
-def await_step(process: subprocess.Popen[str], out: Path, step: int) -> None:
+def await_step(process: Started, out: Path, step: int) -> None:
     """Until the log has a line of this step or a later one."""
     deadline = time.monotonic() + PATIENCE
     while last_step(out) < step:
@@ -37,7 +34,7 @@ def await_step(process: subprocess.Popen[str], out: Path, step: int) -> None:
         time.sleep(0.005)
 
 
-def await_half_written(process: subprocess.Popen[str], out: Path) -> list[Path]:
+def await_half_written(process: Started, out: Path) -> list[Path]:
     """Hold the process while a checkpoint is half there."""
     deadline = time.monotonic() + PATIENCE
     while True:

@@ -2,38 +2,66 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing
+from forked import Started
 
 from cmsf.assembly import make_learner
-from cmsf.data import Dataset
-from cmsf.distributed import World, joined
+from cmsf.cli import main
+from cmsf.data import Dataset, Support
+from cmsf.distributed import World, asked_for, joined
 from cmsf.learner import Learner
+from cmsf.objectives import SUPPORT
 from cmsf.recipe import Recipe
 from cmsf.resolving import resolve
 from cmsf.views import WholeBatch
 
 
-def together(size: int, work: Callable[..., Any], *given: Any, into: Path) -> list[Any]:
-    """What each of so many processes makes of it: work(world, *given), in the order of their ranks."""
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    said: str
+
+
+def in_ranks(size: int, work: Callable[..., int | None], *given: Any) -> list[Ended]:
+    """How each of so many processes ended that a launcher had started: by work(*given), in the order of their ranks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_one, (size, port, work, given, into), nprocs=size)
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    sizes = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    processes = [
+        Started(work, *given, environment=meeting | sizes | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(size)
+    ]
+    return [Ended(process.wait(), process.said()) for process in processes]
+
+
+def train(ranks: int, *arguments: str | Path) -> list[Ended]:
+    """How each process of `cmsf train` ended."""
+    return in_ranks(ranks, main, training(*arguments))
+
+
+def training(*arguments: str | Path) -> list[str]:
+    return ["train", *map(str, arguments), "--threads", "1", "--device", "cpu"]
+
+
+def together(size: int, work: Callable[..., Any], *given: Any, into: Path) -> list[Any]:
+    """What each of so many processes makes of it: work(world, *given), in the order of their ranks."""
+    for ended in in_ranks(size, _one, work, given, into):
+        assert ended.code == 0, ended.said
     return [torch.load(into / f"{rank}.pt", weights_only=True) for rank in range(size)]
 
 
-def _one(rank: int, size: int, port: int, work: Callable[..., Any], given: tuple[Any, ...], into: Path) -> None:
+def _one(work: Callable[..., Any], given: tuple[Any, ...], into: Path) -> None:
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    with joined(World(rank, size), torch.device("cpu")) as world:
-        torch.save(work(world, *given), into / f"{rank}.pt")
+    with joined(asked_for(), torch.device("cpu")) as world:
+        torch.save(work(world, *given), into / f"{world.rank}.pt")
 
 
 def learn_each(world: World, jobs: dict[str, tuple[Any, ...]]) -> dict[str, dict[str, Any]]:
@@ -42,20 +70,26 @@ def learn_each(world: World, jobs: dict[str, tuple[Any, ...]]) -> dict[str, dict
 
 
 def learn(world: World, recipe: Recipe, data: Dataset, steps: int, sharded: bool = False) -> dict[str, Any]:
-    """So many steps of a recipe, two epochs in all, by the whole world; and all that came of them."""
+    """So many steps of a recipe by the whole world, and all that came of them."""
     resolved = resolve(recipe, data, 12)
     learner = make_learner(resolved, data.train.label, "cpu", world=world, bank_sharded=sharded)
     size, losses = resolved.batch_size, []
     per_epoch = len(data.train) // size
+    labelled = Support(data.train.label, resolved.support_classes, resolved.support_images, resolved.seed)
     for step in range(steps):
         epoch, position = divmod(step, per_epoch)
         if step and position in (0, per_epoch // 2):
             learner.knowledge.refresh(lambda index: _clean(learner, data, index))
-        index = data.train.order(resolved.seed, epoch)[position * size : (position + 1) * size][world.part(size)]
-        batch = WholeBatch(index, resolved.seed, epoch, data.train.pictures[index])
-        _, outcome = learner.step(batch, 0.9)
+        order = data.train.order(resolved.seed, epoch)[position * size : (position + 1) * size]
+        support = _share(world, data, resolved.seed, step, labelled(step)) if SUPPORT in learner.crops else None
+        _, outcome = learner.step(_share(world, data, resolved.seed, epoch, order), 0.9, support)
         losses.append(float(outcome.loss.detach()))
     return {"encoders": learner.encoders.state_dict(), "bank": whole_bank(learner), "losses": losses}
+
+
+def _share(world: World, data: Dataset, seed: int, epoch: int, index: torch.Tensor) -> WholeBatch:
+    mine = index[world.part(len(index))]
+    return WholeBatch(mine, seed, epoch, data.train.pictures[mine])
 
 
 def whole_bank(learner: Learner) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from forked import cmsf_command
 from helpers import write_npz, write_photos
 from runs import replace_part
 
@@ -68,6 +69,8 @@ def bars(tmp_path: Path) -> Path:
         (["train", "msf", "--backbone", "resnet81"], "no backbone is called 'resnet81'; did you mean resnet18?"),
         (["recipes", "msf-smal"], "did you mean msf-small?"),
         (["evaluate", "nowhere"], "there is no run nowhere"),
+        (["evaluate", "x" * 256], "there is no run xxx"),
+        (["train", "x" * 300], "no recipe is called 'xxx"),
         (["evaluate"], "the following arguments are required: RUN"),
         (["evaluate", "nowhere", "--with", "lineer"], "there is no evaluation 'lineer'; did you mean linear?"),
     ],
@@ -335,9 +338,8 @@ def test_recipes_are_listed_and_a_printed_one_can_be_trained(
 @pytest.mark.parametrize(("signal_number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_a_process_after_a_checkpoint(signal_number: int, code: int, bars: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "cmsf", "train", "cmsf-self-small", "--data", str(bars), "--out", str(out)]
-    command += ["--epochs", "2000", "--log-every", "1", "--threads", "1"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    given = ("--epochs", "2000", "--log-every", "1", "--threads", "1")
+    process = cmsf_command("train", "cmsf-self-small", "--data", bars, "--out", out, *given)
     patience = time.monotonic() + 120
     while not (out / "metrics.jsonl").exists() or len((out / "metrics.jsonl").read_bytes()) < 3000:
         assert process.poll() is None, process.communicate()[1]

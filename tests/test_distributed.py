@@ -2,19 +2,25 @@
 
 import json
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import oracle
 import pytest
+import runs
 import torch
+from forked import PATIENCE
 from helpers import noise, random_rows, write_npz, write_photos
-from ranks import learn_each, together
+from ranks import Ended, in_ranks, learn_each, together, train, training
 from torch import nn
 
 import cmsf
@@ -23,15 +29,20 @@ from cmsf.assembly import make_learner
 from cmsf.bank import EmbeddingCache
 from cmsf.batch_norm import synchronise
 from cmsf.checkpoint import Checkpoint
+from cmsf.cli import main
 from cmsf.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
 from cmsf.data import Dataset
 from cmsf.distributed import World, asked_for
 from cmsf.errors import BadInput
+from cmsf.learner import Learner
 from cmsf.recipe import Recipe
 from cmsf.recipes import find as find_recipe
 from cmsf.resolving import resolve
 from cmsf.rows import UNKNOWN, Rows
+from cmsf.run_folder import RunFolder
+from cmsf.screen import Screen
 from cmsf.shared_bank import ReplicatedBank, ShardedBank
+from cmsf.training import Training
 
 SMALL = {
     "batch_size": 16,
@@ -52,13 +63,15 @@ METHODS: dict[str, dict[str, Any]] = {
     "cmsf-self by a third view": {"companions": "third-view"},
     "simclr": {},
     "supcon": {},
+    "paws": {"support_images": 5},
+    "fixmatch": {"support_images": 7, "pseudo_threshold": 0.4},
     "cmsf-self in fp32": {"precision": "fp32"},
 }
 
 
 def recipe_of(method: str) -> Recipe:
     changes = SMALL | METHODS[method]
-    if method == "simclr":
+    if method in ("simclr", "paws", "fixmatch"):
         changes.pop("bank_size")
     return find_recipe(f"{method.split()[0]}-small", small_images=True).changed(changes)
 
@@ -75,20 +88,21 @@ def assert_close(one: Any, other: Any, tolerance: float) -> None:
 def images_for(method: str) -> Dataset:
     """Of three classes; for few labels, every other image has none."""
     data = noise(80, 8)
-    if not method.startswith("cmsf-semi"):
+    if not method.startswith(("cmsf-semi", "paws", "fixmatch")):
         return data
     label = torch.where(torch.arange(80) % 2 == 0, data.train.label, UNKNOWN)
     return replace(data, train=replace(data.train, label=label))
 
 
 STEPS = 20
+"""Two epochs of five and some; the bank is filled three times."""
 SHARDED = ("cmsf-self", "cmsf-sup", "cmsf-sup-all", "cmsf-semi")
 BY_THREE = ("cmsf-self", "cmsf-sup-all")
 Results = dict[str, dict[str, Any]]
 
 
 def job(method: str) -> tuple[Any, ...]:
-    """In fp32 another order of summation alone moves weights by a hundredth in 20 steps; there it is one."""
+    """In fp32 another order of summation alone moves weights by a hundredth in a few epochs; there it is one."""
     return recipe_of(method), images_for(method), 1 if method.endswith("fp32") else STEPS
 
 
@@ -291,35 +305,17 @@ def test_shares_are_all_of_it_and_differ_by_one_at_most(count: int) -> None:
     assert torch.equal(dealt[worlds[0].undealt(count)], torch.arange(count))
 
 
-# What follows are real runs, started by torchrun. Their steps are short, or else rounding grows a millionfold in them.
+# What follows are real runs. Their steps are short, or else rounding grows a millionfold in them.
 
-RUN = (
-    "--epochs",
-    "12",
-    "--lr",
-    "0.005",
-    "--batch-size",
-    "16",
-    "--projection-hidden",
-    "16",
-    "--projection-dim",
-    "8",
-    "--size",
-    "12",
-)
-EXACT = (*RUN, "--precision", "fp64", "--evaluate-every", "0", "--log-every", "2", "--seed", "3")
+RUN = ("--lr", "0.005", "--batch-size", "16", "--projection-hidden", "16", "--projection-dim", "8", "--size", "12")
+EXACT = (*RUN, "--epochs", "8", "--precision", "fp64", "--evaluate-every", "0", "--log-every", "2", "--seed", "3")
+"""Four steps an epoch."""
 
 
-def command(ranks: int, *arguments: str, restarts: int = 0) -> list[str]:
-    module = ["-m", "cmsf", "train", *arguments, "--threads", "1", "--device", "cpu"]
-    if ranks == 1:
-        return [sys.executable, *module]
+def torchrun(ranks: int, *arguments: str, restarts: int = 0) -> subprocess.Popen[str]:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return [sys.executable, *launch, "--max-restarts", str(restarts), *module]
-
-
-def train(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(ranks, *arguments), capture_output=True, text=True, timeout=300, check=False)
+    launch += ["--max-restarts", str(restarts), "-m", "cmsf", *training(*arguments)]
+    return subprocess.Popen([sys.executable, *launch], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -327,11 +323,15 @@ def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_npz(tmp_path_factory.mktemp("data") / "bars.npz", per_class=20, classes=4, side=12)
 
 
+def exactly(bars: Path, out: Path) -> tuple[str, ...]:
+    return ("cmsf-self-small", "--data", str(bars), "--out", str(out), *EXACT)
+
+
 @pytest.fixture(scope="module")
 def by_one(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> cmsf.Run:
     out = tmp_path_factory.mktemp("one") / "run"
-    done = train(1, "cmsf-self-small", "--data", str(bars), "--out", str(out), *EXACT)
-    assert done.returncode == 0, done.stderr
+    (done,) = train(1, *exactly(bars, out))
+    assert done.code == 0, done.said
     return cmsf.Run(out)
 
 
@@ -357,33 +357,32 @@ def run_state(run: cmsf.Run) -> dict[str, Any]:
 
 
 def test_torchrun_trains_what_one_process_does_and_one_speaks(bars: Path, by_one: cmsf.Run, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    done = train(2, "cmsf-self-small", "--data", str(bars), "--out", str(out), *EXACT)
-    assert done.returncode == 0, done.stderr
-    assert_same_but_for_rounding(cmsf.Run(out), by_one)
-    assert done.stderr.count("epoch   1") == 1
-    assert json.loads((out / "environment.json").read_text())["processes"] == 2
+    process = torchrun(2, *exactly(bars, tmp_path / "run"))
+    _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, said
+    assert_same_but_for_rounding(cmsf.Run(tmp_path / "run"), by_one)
+    assert said.count("epoch   1") == 1
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["processes"] == 2
 
 
 def test_any_number_of_ranks_goes_on_from_a_checkpoint_of_any_other(
     bars: Path, by_one: cmsf.Run, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    given = ("cmsf-self-small", "--data", str(bars), "--out", str(out), *EXACT)
-    said = stopped_by_a_scheduler(2, *given, "--bank-sharded")
+    said = stopped_by_a_scheduler(2, *exactly(bars, out), "--bank-sharded")
     newest = checkpoint.newest(out / "checkpoints")
     assert newest is not None
     assert Checkpoint.read(newest).step >= json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["step"]
     assert said.count("stopped by SIGTERM after a checkpoint") == 2, said
-    done = train(3, *given)
-    assert done.returncode == 0, done.stderr
+    for done in train(3, *exactly(bars, out)):
+        assert done.code == 0, done.said
     assert_same_but_for_rounding(cmsf.Run(out), by_one)
 
 
 def stopped_by_a_scheduler(ranks: int, *arguments: str) -> str:
     """SIGTERM to torchrun and to all that it has started, which it hands on besides; what they said."""
     out = Path(arguments[arguments.index("--out") + 1])
-    process = subprocess.Popen(command(ranks, *arguments), stderr=subprocess.PIPE, text=True)
+    process = torchrun(ranks, *arguments)
     wait_for(lambda: lines_of(out) > 1 or process.poll() is not None)
     start = time.monotonic()
     for one in (process.pid, *children(process.pid)):
@@ -410,21 +409,29 @@ def wait_for(condition: Any, seconds: float = 120) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_killed_rank_comes_back_and_the_result_is_the_same(
-    which: int, bars: Path, by_one: cmsf.Run, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    arguments = ("cmsf-self-small", "--data", str(bars), "--out", str(out), *EXACT)
-    process = subprocess.Popen(command(2, *arguments, restarts=2), stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: lines_of(out) > 3 or process.poll() is not None)
-    killed = children(process.pid)[which]
-    os.kill(killed, signal.SIGKILL)
-    _, said = process.communicate(timeout=300)
+def test_killed_ranks_come_back_and_the_result_is_the_same(bars: Path, by_one: cmsf.Run, tmp_path: Path) -> None:
+    out, reached = tmp_path / "run", 3
+    process = torchrun(2, *exactly(bars, out), restarts=2)
+    for which in (1, 0):
+        wait_for(lambda: lines_of(out) > reached or process.poll() is not None)  # noqa: B023
+        os.kill(children(process.pid)[which], signal.SIGKILL)
+        reached = lines_of(out) + 2  # further than the one that was killed
+    _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, said
-    assert f"failed (exitcode: -9) local_rank: {which}" in said
-    assert "going on from step" in said or "epoch   1" in said
+    for which in (0, 1):
+        assert said.count(f"failed (exitcode: -9) local_rank: {which}") == 1
+    assert "going on from step" in said
     assert_same_but_for_rounding(cmsf.Run(out), by_one)
+
+
+def said_once(ended: list[Ended], words: str) -> bool:
+    """Whether the first process alone says something, and all end as those do whose input is bad."""
+    assert [one.code for one in ended] == [2] * len(ended), ended
+    for one in ended:
+        assert "Traceback" not in one.said
+        assert "gloo" not in one.said
+    assert all("cmsf: " not in one.said for one in ended[1:]), ended
+    return ended[0].said.count("cmsf: ") == 1 and words in ended[0].said
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -432,17 +439,168 @@ def test_what_one_rank_cannot_read_is_said_once_and_stops_all(split: str, tmp_pa
     """A training image is one rank's; test images are looked at by the first alone."""
     for name, seed in (("train", 0), ("test", 1)):
         write_photos(tmp_path / "photos" / name, per_class=8, classes=2, side=40 + seed)
-    out = tmp_path / "run"
     lost = sorted((tmp_path / "photos" / split).rglob("*.jpg"))[3]
     lost.write_bytes(b"no image")
-    given = ("msf-small", "--data", str(tmp_path / "photos"), "--out", str(out), "--cache", "off", "--workers", "0")
-    done = train(2, *given, *RUN, "--batch-size", "8", "--evaluate-every", "1")
-    assert done.returncode != 0
-    assert done.stderr.count(lost.name) == 1, done.stderr
-    assert "gloo" not in done.stderr
-    assert done.stderr.count("Traceback (most recent call last)") == 1  # torchrun's own, which tells that a rank failed
+    given = ("msf-small", "--data", tmp_path / "photos", "--out", tmp_path / "run", "--cache", "off", "--workers", "0")
+    given = (*given, *RUN, "--epochs", "3", "--batch-size", "8", "--evaluate-every", "1")
+    ended = train(2, *given)
+    assert [one.code for one in ended] == [2, 2], ended
+    said = "".join(one.said for one in ended)
+    assert said.count(lost.name) == said.count("cmsf: ") == 1, said
+    assert "gloo" not in said
+    assert "Traceback" not in said
     lost.write_bytes(lost.with_name(sorted(path.name for path in lost.parent.iterdir())[0]).read_bytes())
-    assert train(2, *given, *RUN, "--batch-size", "8", "--evaluate-every", "1").returncode == 0
+    assert [one.code for one in train(2, *given)] == [0, 0]
+
+
+# Faults that all ranks meet. What is done to a run in the middle is done by the ranks themselves.
+
+
+def at_steps(**actions: Any) -> None:
+    """Do something in this process when a step is logged."""
+    shown = Screen.step
+
+    def acting(self: Screen, step: int, line: Any) -> None:
+        actions.pop(f"step_{step}", lambda: None)()
+        shown(self, step, line)
+
+    Screen.step = acting  # type: ignore[method-assign]
+
+
+def stopped_at(step: int, arguments: list[str]) -> int:
+    """The last process alone gets a signal."""
+    if asked_for().rank == asked_for().size - 1:
+        at_steps(**{f"step_{step}": lambda: os.kill(os.getpid(), signal.SIGTERM)})
+    return main(arguments)
+
+
+@pytest.fixture(scope="module")
+def half(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two ranks that was stopped in the middle of an epoch, where a signal reached one of them."""
+    out = tmp_path_factory.mktemp("half") / "run"
+    for one in in_ranks(2, stopped_at, 22, training(*exactly(bars, out))):
+        assert one.code == 128 + signal.SIGTERM, one.said
+    return out
+
+
+def test_two_ranks_resume_a_run_by_its_folder_alone(half: Path, by_one: cmsf.Run, tmp_path: Path) -> None:
+    run = cmsf.Run(shutil.copytree(half, tmp_path / "run"))
+    ended = train(2, "--resume", run.path)
+    assert [one.code for one in ended] == [0, 0], ended
+    assert [one.said.count("going on from step 22 of 32") for one in ended] == [1, 0]
+    assert_same_but_for_rounding(run, by_one)
+
+
+def test_two_ranks_go_on_from_the_checkpoint_before_a_damaged_one_which_one_names(
+    half: Path, by_one: cmsf.Run, tmp_path: Path
+) -> None:
+    run = cmsf.Run(shutil.copytree(half, tmp_path / "run"))
+    newest = checkpoint.newest(run.folder.checkpoints)
+    assert newest is not None
+    state = run.folder.checkpoints / json.loads(newest.read_text())["parts"]["state"]["file"]
+    state.write_bytes(state.read_bytes()[:-100])
+    ended = train(2, "--resume", run.path)
+    assert [one.code for one in ended] == [0, 0], ended
+    assert [one.said.count("checkpoint step-00000022.json cannot be used") for one in ended] == [1, 0]
+    assert [one.said.count("going on from step 20 of 32") for one in ended] == [1, 0]
+    assert_same_but_for_rounding(run, by_one)
+
+
+def without_room(first: int, last: int, arguments: list[str]) -> int:
+    """From one step to another no file may be so large as a checkpoint."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    full, free = (partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, limits[1])) for size in (50_000, limits[0]))
+    at_steps(**{f"step_{first}": full, f"step_{last}": free})
+    return main(arguments)
+
+
+@pytest.mark.parametrize("then", ["stop", "go-on"])
+def test_a_full_disk_stops_two_ranks_or_they_go_on_as_they_were_told(
+    then: str, bars: Path, by_one: cmsf.Run, tmp_path: Path
+) -> None:
+    given = (*exactly(bars, tmp_path / "run"), "--on-full-disk", then)
+    ended = in_ranks(2, without_room, 6, 10, training(*given))
+    if then == "stop":
+        assert said_once(ended, "the same command goes on from step 4"), ended
+        assert "File too large" in ended[0].said
+        assert not list((tmp_path / "run").rglob("*.part"))
+        ended = train(2, *given)
+    else:
+        assert [one.said.count("File too large") for one in ended] == [1, 0], ended
+        assert "going on (--on-full-disk), and the same command goes on from step 4" in ended[0].said
+    assert [one.code for one in ended] == [0, 0], ended
+    assert_same_but_for_rounding(cmsf.Run(tmp_path / "run"), by_one)
+
+
+def poisoned(arguments: list[str]) -> int:
+    """A weight that is no number before the seventh step; says so when the page about it is written."""
+    learn, write, steps = Learner.step, RunFolder.save_divergence, count(1)
+
+    def step(self: Learner, *given: Any) -> Any:
+        if next(steps) == 7:
+            with torch.no_grad():
+                self.encoders.predictor[-1].bias[3] = torch.inf
+        return learn(self, *given)
+
+    def page(self: RunFolder, about: dict[str, Any]) -> None:
+        print("a page is written", file=sys.stderr)
+        write(self, about)
+
+    Learner.step, RunFolder.save_divergence = step, page  # type: ignore[method-assign]
+    return main(arguments)
+
+
+def test_two_ranks_whose_loss_is_no_number_say_so_once_and_of_the_whole_batch(bars: Path, tmp_path: Path) -> None:
+    ended = in_ranks(2, poisoned, training(*exactly(bars, tmp_path / "run")))
+    assert said_once(ended, "the loss is nan after step 6 of 32; the checkpoint before it, step-00000004.json"), ended
+    assert [one.said.count("a page is written") for one in ended] == [1, 0]
+    run = cmsf.Run(tmp_path / "run")
+    about = json.loads(run.folder.divergence_file.read_text())
+    assert about["not finite"] == {"predictor.3.bias": "1 of 8"}
+    assert about["batch"]["index"] == run.data().train.order(3, 1)[32:48].tolist()
+    assert len(about["batch"]["path"]) == 16
+
+
+def test_two_ranks_that_collapse_say_so_once_and_stop_after_a_checkpoint(bars: Path, tmp_path: Path) -> None:
+    given = ("byol-small", "--data", bars, "--out", tmp_path / "run", "--on-collapse", "stop", "--weight-decay", "10")
+    given = (*given, *RUN, "--lr", "0.2", "--batch-size", "24", "--epochs", "20", "--log-every", "1")
+    ended = train(2, *given, "--evaluate-every", "0")
+    assert said_once(ended, "with --on-collapse warn, the same command goes on from step"), ended
+    assert "nearly the same" in ended[0].said
+    run = cmsf.Run(tmp_path / "run")
+    assert runs.state(run)["progress"]["step"] == runs.metrics(run, "step")[-1]["step"] < 60
+
+
+def with_weights_kept(place: Path, stop: int | None, arguments: list[str]) -> int:
+    """Each process keeps the parameters that it has at the end."""
+    whole = Training.run
+
+    def run(self: Training) -> None:
+        whole(self)
+        weights = {name: weight.detach() for name, weight in self.learner.encoders.named_parameters()}
+        torch.save(weights, place / f"{self.world.rank}.pt")
+
+    Training.run = run  # type: ignore[method-assign]
+    return main(arguments) if stop is None else stopped_at(stop, arguments)
+
+
+def test_two_ranks_with_shuffle_bn_have_the_same_weights_and_a_stopped_run_of_them_goes_on_bit_for_bit(
+    bars: Path, tmp_path: Path
+) -> None:
+    given = ("cmsf-self-small", "--data", bars, *EXACT, "--epochs", "3", "--batch-norm", "shuffle", "--log-every", "1")
+    parts = training(*given, "--out", tmp_path / "parts")
+    for stop, code, arguments in (
+        (None, 0, training(*given, "--out", tmp_path / "whole")),
+        (5, 128 + signal.SIGTERM, parts),  # before statistics are those of the first again
+        (None, 0, parts),
+    ):
+        ended = in_ranks(2, with_weights_kept, tmp_path, stop, arguments)
+        assert [one.code for one in ended] == [code] * 2, ended
+        if code == 0:
+            first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+            runs.assert_same(first, second)
+            assert any(name.startswith("target.") for name in first)
+    runs.assert_same_run(cmsf.Run(tmp_path / "whole"), cmsf.Run(tmp_path / "parts"))
 
 
 @pytest.mark.parametrize(
@@ -458,7 +616,7 @@ def test_a_launcher_that_says_nonsense_is_told_so(environment: dict[str, str], m
 
 
 def test_a_batch_smaller_than_the_processes_is_refused(bars: Path, tmp_path: Path) -> None:
-    done = train(3, "msf-small", "--data", str(bars), "--out", str(tmp_path / "run"), *RUN, "--batch-size", "2")
-    assert done.returncode != 0
-    assert done.stderr.count("--batch-size 2 is less than 3 processes") == 1, done.stderr
+    ended = train(3, "msf-small", "--data", bars, "--out", tmp_path / "run", *RUN, "--batch-size", "2")
+    assert all(one.code for one in ended), ended
+    assert "".join(one.said for one in ended).count("--batch-size 2 is less than 3 processes") == 1, ended
     assert not (tmp_path / "run").exists()

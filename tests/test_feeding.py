@@ -1,21 +1,26 @@
 """Images that are read while training: by other processes, in any number, with faults."""
 
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
+from multiprocessing.popen_fork import Popen
+from multiprocessing.resource_sharer import _ResourceSharer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from forked import cmsf_command
 from helpers import write_photos
 from PIL import Image
 from runs import TINY, StopAt, assert_same_run, metrics
 
 import cmsf
 from cmsf.data import Dataset, Split, Unreadable, feed, open_source
+from cmsf.data.feeding import _Cutter
 from cmsf.data.loading import load
 from cmsf.data.order import epoch_order
 from cmsf.errors import BadInput
@@ -24,6 +29,7 @@ from cmsf.signals import Stopped
 from cmsf.views import CentreCrop, CutBatch, RandomCrop, WholeBatch, cut_views
 
 CROPS = {0: RandomCrop(24), 1: RandomCrop(24), 2: RandomCrop(16, (0.05, 0.14))}
+DIED = "a process that decodes images died (SIGKILL, as where memory runs out); new ones read on from where it was"
 SMALL = TINY | {"size": 16, "batch_size": 16, "epochs": 2, "cache": "off"}
 
 
@@ -45,21 +51,80 @@ def opened(folder: Path, cache: str) -> Dataset:
     return load(open_source(folder), Recipe(cache=cache), 24)
 
 
-def read(split: Split, workers: int) -> list[CutBatch]:
+def read(split: Split, workers: int, say: Callable[[str], None] = pytest.fail) -> list[CutBatch]:
     plan = [(epoch, index) for epoch in (0, 3) for index in split.order(1, epoch).split(7)]
-    batches = list(feed(split, plan, CROPS, seed=5, device="cpu", workers=workers))
+    batches = list(feed(split, plan, CROPS, seed=5, device="cpu", workers=workers, say=say))
     assert [(batch.epoch, batch.index.tolist()) for batch in batches] == [(e, i.tolist()) for e, i in plan]
     return batches
+
+
+def assert_same_batches(ones: list[CutBatch], others: list[CutBatch]) -> None:
+    for one, other in zip(ones, others, strict=True):
+        assert one.parts.keys() == other.parts.keys() == CROPS.keys()
+        for view in CROPS:
+            assert torch.equal(one.parts[view], other.parts[view])
 
 
 def test_what_a_batch_holds_does_not_depend_on_the_number_of_workers(photos: Path) -> None:
     split = opened(photos, "off").train
     alone = read(split, 0)
     for workers in (1, 2):
-        for one, other in zip(alone, read(split, workers), strict=True):
-            assert one.parts.keys() == other.parts.keys() == CROPS.keys()
-            for view in CROPS:
-                assert torch.equal(one.parts[view], other.parts[view])
+        assert_same_batches(alone, read(split, workers))
+
+
+def test_a_worker_is_dead_when_its_files_are_closed_though_it_cannot_be_waited_for_yet(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = opened(photos, "off").train
+    parent, poll, fetch = os.getpid(), Popen.poll, _ResourceSharer.get_connection
+    killed: list[int] = []
+    looked: list[float] = []
+
+    def kill_and_fetch(ident: Any) -> Any:
+        """The worker has put a batch into the queue; what it holds is still to be fetched."""
+        if os.getpid() == parent and not killed:
+            (worker,) = multiprocessing.active_children()
+            killed.append(worker.pid)
+            os.kill(worker.pid, signal.SIGKILL)
+            wait([worker.sentinel])
+        return fetch(ident)
+
+    def late(self: Popen, flag: int = os.WNOHANG) -> int | None:
+        """As the kernel of a busy machine, which needs a while from the last file to the exit code."""
+        if self.pid in killed and self.returncode is None and flag == os.WNOHANG:
+            looked.append(time.monotonic())
+            if looked[-1] < looked[0] + 1:
+                return None
+        return poll(self, flag)
+
+    monkeypatch.setattr(_ResourceSharer, "get_connection", staticmethod(kill_and_fetch))
+    monkeypatch.setattr(Popen, "poll", late)
+    said: list[str] = []
+    assert_same_batches(read(split, 0), read(split, 1, said.append))
+    assert looked
+    assert said == [DIED]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_worker_that_dies_is_replaced_though_the_parent_ignores_its_children(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split, cut, died = opened(photos, "off").train, _Cutter.__getitem__, tmp_path / "died"
+    alone = read(split, 0)
+
+    def dies_once(self: _Cutter, entry: Any) -> Any:
+        if not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return cut(self, entry)
+
+    monkeypatch.setattr(_Cutter, "__getitem__", dies_once)
+    before, said = signal.signal(signal.SIGCHLD, signal.SIG_IGN), list[str]()
+    try:
+        assert_same_batches(alone, read(split, 1, said.append))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert said == [DIED]
 
 
 def test_photos_in_memory_are_cut_like_those_on_the_disk(photos: Path) -> None:
@@ -131,30 +196,17 @@ def test_a_run_from_the_disk_that_was_stopped_goes_on_bit_for_bit(
 
 def test_a_group_that_is_interrupted_saves_and_leaves_no_worker_behind(photos: Path, tmp_path: Path) -> None:
     """Ctrl-C reaches every process of the group, workers too."""
-    command = [sys.executable, "-m", "cmsf", "train", "msf-small", "--data", photos, "--out", tmp_path / "run"]
-    flags = [
-        "--cache",
-        "off",
-        "--workers",
-        "2",
-        "--epochs",
-        "2000",
-        "--batch-size",
-        "16",
-        "--evaluate-every",
-        "0",
-        "--threads",
-        "1",
-    ]
-    with subprocess.Popen([*map(str, command), *flags], start_new_session=True, stderr=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 60
-        while not list((tmp_path / "run" / "checkpoints").glob("*")) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+    given = ("--cache", "off", "--workers", "2", "--epochs", "2000", "--batch-size", "16", "--evaluate-every", "0")
+    where = ("--data", photos, "--out", tmp_path / "run")
+    process = cmsf_command("train", "msf-small", *where, *given, "--threads", "1")
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "run" / "checkpoints").glob("*")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert b"Traceback" not in said
-    assert b"the same command goes on" in said
+    assert "Traceback" not in said
+    assert "the same command goes on" in said
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
 

@@ -85,7 +85,7 @@ def test_the_protocol_reports_the_effect_of_augmentation_and_leaves_the_network_
     norm = nn.BatchNorm2d(8)
     backbone = nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).train()
     names = ("a", "b", "c")
-    data = Dataset("levels", names, names, separable(240, 0), separable(90, 1), "90 images")
+    data = Dataset("levels", names, names, separable(90, 0), separable(90, 1), "90 images")
     before = {name: value.clone() for name, value in backbone.state_dict().items()}
     result = evaluate_linear_sgd(Extractor(backbone, 12), data)
     assert backbone.training

@@ -1,6 +1,8 @@
 """Fewer bits, and more: what is computed in them, and what never is."""
 
 import signal
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +29,25 @@ def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_npz(tmp_path_factory.mktemp("data") / "bars.npz")
 
 
-def train(bars: Path, out: Path, method: str = "cmsf-self", **changes: object) -> cmsf.Run:
-    return cmsf.train(f"{method}-small", bars, out, quiet=True, **(TINY | changes))
+SMALL = TINY | {"size": 8, "log_every": 1}
+"""Of small views, for a CPU takes its time in half the bits."""
+
+
+def train(bars: Path, out: Path, **changes: object) -> cmsf.Run:
+    return cmsf.train("cmsf-self-small", bars, out, quiet=True, **(SMALL | changes))
+
+
+@pytest.fixture(scope="module")
+def trained(bars: Path) -> Callable[[str], cmsf.Run]:
+    """A run in some precision."""
+    return cache(lambda precision: train(bars, bars.parent / precision, precision=precision))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_mixed_run_keeps_weights_bank_and_losses_in_fp32_and_rests_its_cache_in_half(
-    precision: str, bars: Path, tmp_path: Path
+    precision: str, trained: Callable[[str], cmsf.Run]
 ) -> None:
-    run = train(bars, tmp_path / "run", precision=precision)
+    run = trained(precision)
     kept = state(run)
     assert {
         value.dtype for value in kept["bank"].values() if isinstance(value, torch.Tensor) and value.is_floating_point()
@@ -50,15 +62,15 @@ def first_losses(run: cmsf.Run) -> list[float]:
     return [line["loss"] for line in metrics(run, "step")]
 
 
-def test_bf16_computes_nearly_what_fp32_does_and_really_less_exactly(bars: Path, tmp_path: Path) -> None:
-    exact, mixed = (train(bars, tmp_path / name, precision=name, log_every=1, epochs=1) for name in ("fp32", "bf16"))
+def test_bf16_computes_nearly_what_fp32_does_and_really_less_exactly(trained: Callable[[str], cmsf.Run]) -> None:
+    exact, mixed = map(trained, ("fp32", "bf16"))
     first, second = first_losses(exact)[0], first_losses(mixed)[0]
     assert first != second
     assert first == pytest.approx(second, rel=0.03)
 
 
-def test_fp64_computes_what_fp32_does_to_more_places(bars: Path, tmp_path: Path) -> None:
-    single, double = (train(bars, tmp_path / name, precision=name, log_every=1, epochs=1) for name in ("fp32", "fp64"))
+def test_fp64_computes_what_fp32_does_to_more_places(trained: Callable[[str], cmsf.Run]) -> None:
+    single, double = map(trained, ("fp32", "fp64"))
     assert first_losses(single)[0] == pytest.approx(first_losses(double)[0], rel=1e-5)
     assert first_losses(single)[0] != first_losses(double)[0]
     assert state(double)["bank"]["embedding"].dtype == torch.float64
@@ -67,9 +79,9 @@ def test_fp64_computes_what_fp32_does_to_more_places(bars: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp64"])
 def test_the_number_in_training_is_the_number_afterwards_in_any_precision(
-    precision: str, bars: Path, tmp_path: Path
+    precision: str, trained: Callable[[str], cmsf.Run]
 ) -> None:
-    run = train(bars, tmp_path / "run", precision=precision)
+    run = trained(precision)
     shown = metrics(run, "epoch")[-1]
     accuracy = cmsf.Run(run.path).evaluate("knn")
     assert accuracy == {name: shown[name] for name in accuracy}
@@ -79,7 +91,7 @@ def test_the_number_in_training_is_the_number_afterwards_in_any_precision(
 def test_a_stopped_run_resumes_bit_for_bit_in_any_precision(
     precision: str, method: str, bars: Path, tmp_path: Path
 ) -> None:
-    settings = TINY | {"precision": precision, "labels_per_class": 8}
+    settings = SMALL | {"precision": precision, "labels_per_class": 8}
     whole = cmsf.train(f"{method}-small", bars, tmp_path / "whole", quiet=True, **settings)
     with pytest.raises(Stopped):
         cmsf.train(f"{method}-small", bars, tmp_path / "parts", screen=StopAt(6, signal.SIGTERM), **settings)
@@ -187,8 +199,8 @@ def test_gradients_that_no_scale_can_save_stop_the_run(monkeypatch: pytest.Monke
         made.step(batch, 0.9)
 
 
-def test_evaluations_take_a_network_in_double_precision(bars: Path, tmp_path: Path) -> None:
-    run = train(bars, tmp_path / "run", precision="fp64", epochs=1)
+def test_evaluations_take_a_network_in_double_precision(trained: Callable[[str], cmsf.Run]) -> None:
+    run = trained("fp64")
     like, images = Extractor(run.backbone(), 16), run.data().train
     ((_, _, views),) = _random_views(like, images, [(0, torch.arange(4))])
     assert like(images).dtype == views.dtype == torch.float32

@@ -4,6 +4,8 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ from runs import TINY, assert_same_run, metrics
 
 import cmsf
 from cmsf import training
-from cmsf.distributed import World
+from cmsf.distributed import FullElsewhere, World
 from cmsf.encoders import Encoders
-from cmsf.errors import BadInput, Interrupted
+from cmsf.errors import BadInput, Elsewhere, Interrupted
+from cmsf.files import FullDisk
 from cmsf.judging import Judge
 from cmsf.signals import Caught, Stopped
 
@@ -94,25 +97,52 @@ def test_a_signal_that_came_before_breaks_off_at_once_and_elsewhere_it_waits() -
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_what_interrupts_one_process_stops_all_at_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    met: list[int] = []
-
-    def largest(world: World, *numbers: int) -> tuple[int, ...]:
-        met.extend(numbers)
-        return (max(met),)
-
-    monkeypatch.setattr(World, "largest", largest)
-
+def test_what_stops_one_process_stops_all_at_the_same_place_and_is_said_by_one() -> None:
     def interrupted() -> None:
         raise Interrupted(signal.SIGTERM)
 
     def refused() -> None:
         raise BadInput("an image is gone")
 
-    world = World(0, 2)
-    with pytest.raises(BadInput, match="an image is gone"):
-        world.agreed(refused)
-    for work in (interrupted, refused, lambda: None):
-        with pytest.raises(Interrupted) as error:
-            world.agreed(work)
-        assert error.value.signal_number == signal.SIGTERM
+    def full() -> None:
+        raise FullDisk("no room")
+
+    def nothing() -> None:
+        return
+
+    assert outcomes(nothing, nothing, nothing) == [None, None, None]
+    assert outcomes(nothing, refused, refused) == [Elsewhere, BadInput, Elsewhere]
+    assert outcomes(refused, nothing, full) == [FullElsewhere, FullElsewhere, FullDisk]
+    assert outcomes(full, interrupted, refused) == [Interrupted, Interrupted, Interrupted]
+
+
+def outcomes(*works: Callable[[], None]) -> list[type[Exception] | None]:
+    """What each of several processes is stopped by; all of them meet, one after another."""
+    meeting = [Meeting(rank, len(works)) for rank in range(len(works))]
+    said = [number for world, work in zip(meeting, works, strict=True) for number in world.numbers(work)]
+    return [world.outcome(work, max(said)) for world, work in zip(meeting, works, strict=True)]
+
+
+@dataclass(frozen=True)
+class Meeting(World):
+    """A process that others are thought of."""
+
+    heard: list[int] = field(default_factory=list)
+    largest_of_all: list[int] = field(default_factory=list)
+
+    def largest(self, *numbers: int) -> tuple[int, ...]:
+        self.heard.extend(numbers)
+        return tuple(self.largest_of_all) or numbers
+
+    def numbers(self, work: Callable[[], None]) -> list[int]:
+        with suppress(BadInput, Interrupted):
+            self.agreed(work)
+        return list(self.heard)
+
+    def outcome(self, work: Callable[[], None], largest: int) -> type[Exception] | None:
+        self.largest_of_all.append(largest)
+        try:
+            self.agreed(work)
+        except (BadInput, Interrupted) as error:
+            return type(error)
+        return None

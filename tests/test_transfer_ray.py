@@ -13,9 +13,10 @@ from cmsf.evaluation.transfer.trial import measure
 
 
 def test_ray_finds_settings_ends_what_it_started_and_does_not_begin_anew(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray = pytest.importorskip("ray")
+    monkeypatch.setattr("cmsf.evaluation.transfer.trial._ITERATIONS", (1, 32))  # drawn here, so it holds there too
     problem = small_problem()
     found = search_with_ray(problem, "a", 24, tmp_path, 2, 0)
     assert sum(found.trials.values()) == 24

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -12,6 +10,7 @@ from pathlib import Path
 import optuna
 import pytest
 import torch
+from forked import PATIENCE, Started
 from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
@@ -95,12 +94,17 @@ def test_a_search_goes_on_where_it_was_and_a_finished_one_is_returned_at_once(tm
     assert finished(kept(journal, "uninterrupted")) == after
 
 
-def test_two_processes_share_the_trials(tmp_path: Path) -> None:
+def test_two_processes_share_the_trials_and_print_nothing_where_there_is_no_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     found = search(small_problem(), "a", 16, tmp_path / "journal", 2, 0)
     trials = kept(tmp_path / "journal")
     assert len(finished(trials)) == 16
     assert found.trials["complete"] + found.trials["pruned"] == 16
     assert len({tuple(trial.params.values()) for trial in trials}) == len(trials)
+    assert isinstance(found, Found)
+    assert isinstance(found.best, Settings)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_database_will_do_and_processes_may_share_it(tmp_path: Path) -> None:
@@ -138,27 +142,18 @@ def test_of_two_processes_that_begin_the_last_trial_at_once_the_second_gives_way
     assert len(kept(tmp_path / "journal")) == 4
 
 
-SCRIPT = """
-import sys, time
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-from cmsf.evaluation.transfer.search import search
-from test_transfer_search import small_problem
-if __name__ == "__main__":
-    search(small_problem(2000), "a", 400, Path({journal!r}), {processes}, 0)
-"""
+def search_on(journal: Path, processes: int) -> None:
+    search(small_problem(2000), "a", 400, journal, processes, 0)
 
 
-def started(folder: Path, journal: Path, processes: int) -> subprocess.Popen[bytes]:
+def started(folder: Path, journal: Path, processes: int) -> Started:
     """A search in a process of its own, after its first finished trials."""
-    script = folder / "script.py"
-    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), journal=str(journal), processes=processes))
-    here = os.environ | {"TMPDIR": str(folder)}  # who is killed cannot tidy up
-    process = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, start_new_session=True, env=here)
-    deadline = time.monotonic() + 60
+    here = {"TMPDIR": str(folder)}  # who is killed cannot tidy up
+    process = Started(search_on, journal, processes, environment=here)
+    deadline = time.monotonic() + PATIENCE
     while not journal.exists() or journal.read_bytes().count(b'"op_code":6') < 5:
-        assert process.poll() is None, process.stderr.read().decode() if process.stderr else ""
-        assert time.monotonic() < deadline, "no trial finished in a minute"
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "no trial finished"
         time.sleep(0.05)
     return process
 
@@ -207,7 +202,7 @@ def test_a_worker_that_dies_is_an_error_and_no_hang(tmp_path: Path) -> None:
     os.kill(workers[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=30)
     assert process.returncode != 0
-    assert b"killed (SIGKILL); no finished trial is lost" in errors
+    assert "killed (SIGKILL); no finished trial is lost" in errors
     wait_for(workers)
 
 
@@ -273,10 +268,3 @@ def test_the_measure_is_top_1_or_its_mean_over_classes() -> None:
     assert measure(always_first, per_class) == 50
     not_a_number = Layer(torch.full((2, 1), torch.nan), torch.zeros(2))
     assert measure(not_a_number, Problem(val, 1 - label, val, 1 - label, 2, False)) == 0
-
-
-def test_nothing_is_printed_where_there_is_no_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    found = search(small_problem(), "a", 4, tmp_path / "journal", 2, 0)
-    assert isinstance(found, Found)
-    assert isinstance(found.best, Settings)
-    assert capfd.readouterr() == ("", "")

@@ -28,6 +28,8 @@ from cmsf.finetuning import write as write_classifier
 from cmsf.precautions import OnCollapse, OnFullDisk, Precautions
 from cmsf.recipe import Recipe
 from cmsf.recipes import find, lacks_scale
+from cmsf.report.gathering import Machine
+from cmsf.report.writing import LiveReport, write_report
 from cmsf.resolving import LARGEST_SMALL_IMAGE, resolve, view_size
 from cmsf.run import Run, load_images, pick_device, worker_count
 from cmsf.run_folder import RunFolder
@@ -53,6 +55,7 @@ def train(
     on_full_disk: OnFullDisk = Precautions.on_full_disk,
     on_collapse: OnCollapse = Precautions.on_collapse,
     bank_sharded: bool = False,
+    report: bool = False,
     **changes: Any,
 ) -> Run:
     """Train a recipe on a source of images; the same call again goes on where it was stopped.
@@ -67,6 +70,7 @@ def train(
     out: the run folder, by default runs/ and the recipe's or the file's name.
     checkpoint_minutes, on_full_disk, on_collapse: as in cmsf.precautions.Precautions.
     bank_sharded: of several processes (started by torchrun, or by srun), each holds but a share of the bank.
+    report: keep report.html in the run folder up to date, and write the whole of it at the end.
     changes: any field of the recipe, e.g. epochs=100, or init="resnet18.a1_in1k" for weights to start from.
     """
     precautions = Precautions(checkpoint_minutes, on_full_disk, on_collapse)
@@ -117,14 +121,18 @@ def train(
         with folder.locked() if world.leads else nullcontext():
             if world.leads:
                 world.wait()
-            folder.check_same_images(images)
+            world.agreed(lambda: folder.check_same_images(images))
             if folder.complete():
                 screen.say(f"{folder.path} is complete already; remove it to train again")
                 return Run(folder.path)
             for difference in differences:
                 screen.say(f"{difference}: the run will not equal an uninterrupted one bit for bit")
-            Training(resolved, learner, images, folder, screen, worker_count(workers), precautions).run()
-    return Run(folder.path)
+            after_epoch = LiveReport(folder) if report else lambda: None
+            Training(resolved, learner, images, folder, screen, worker_count(workers), precautions, after_epoch).run()
+    run = Run(folder.path)
+    if report and world.leads:
+        write_report([run], folder.report_file, Machine(device, workers, screen.say))
+    return run
 
 
 def resume(

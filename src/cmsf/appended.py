@@ -55,10 +55,5 @@ class AppendedFile:
             os.fsync(self._descriptor)
         return self._length
 
-    def tail(self, most: int) -> bytes:
-        """The last of what is on the disk, and no more bytes than these."""
-        start = max(0, self._length - most)
-        return os.pread(self._descriptor, self._length - start, start)
-
     def close(self) -> None:
         os.close(self._descriptor)

@@ -221,16 +221,34 @@ def _optimiser(recipe: Resolved, encoders: Encoders) -> Optimizer:
 
 def _knowledge(recipe: Resolved, objective: Objective, label: Int[Tensor, " n"], dim: int, world: World) -> Knowledge:
     precision = Precision(recipe.precision)
-    if objective.learns_from_labels and recipe.pseudo_labels != "none":
-        classifier, offline = _pseudo_classifier(recipe, label, dim), recipe.pseudo_cache == "offline"
+    if _has_pseudo_labels(recipe, objective):
+        classifier, offline = _pseudo_classifier(recipe, label, dim), embeds_clean_views(recipe, objective)
         return PseudoLabels(label, dim, classifier, recipe.pseudo_threshold, offline, precision.dtype, world)
     if objective.learns_from_labels:
         return GivenLabels(label)
-    if recipe.objective == "mean-shift" and recipe.constraint == "companion":
-        if recipe.companions == "third-view":
-            return ThirdView(dim)
+    if embeds_third_view(recipe):
+        return ThirdView(dim)
+    if _has_companions(recipe):
         return PreviousEpoch(len(label), dim, precision.resting, world)
     return Nothing()
+
+
+def embeds_third_view(recipe: Recipe) -> bool:
+    """Whether one more view of every image goes through the target."""
+    return _has_companions(recipe) and recipe.companions == "third-view"
+
+
+def embeds_clean_views(recipe: Recipe, objective: Objective) -> bool:
+    """Whether clean views of the labelled images go through the target twice an epoch."""
+    return _has_pseudo_labels(recipe, objective) and recipe.pseudo_cache == "offline"
+
+
+def _has_companions(recipe: Recipe) -> bool:
+    return recipe.objective == "mean-shift" and recipe.constraint == "companion"
+
+
+def _has_pseudo_labels(recipe: Recipe, objective: Objective) -> bool:
+    return objective.learns_from_labels and recipe.pseudo_labels != "none"
 
 
 def _count_classes(label: Int[Tensor, " n"]) -> int:

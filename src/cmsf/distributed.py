@@ -105,13 +105,16 @@ class World:
             done = work()
         except (BadInput, Interrupted) as error:
             trouble = error
-        (worst,) = self.largest(_gravity(trouble))
-        if trouble is not None and _gravity(trouble) == worst:
+        # Of those in the worst trouble, the first one says what it is.
+        mine = _gravity(trouble) * self.size + self.size - 1 - self.rank if trouble is not None else 0
+        (worst,) = self.largest(mine)
+        kind = worst // self.size
+        if trouble is not None and mine == worst:
             raise trouble
-        if worst > _FULL:
-            raise Interrupted(worst - _FULL)
+        if kind > _FULL:
+            raise Interrupted(kind - _FULL)
         if worst:
-            raise (FullElsewhere if worst == _FULL else Elsewhere)(
+            raise (FullElsewhere if kind == _FULL else Elsewhere)(
                 "another process of the run has stopped, and says why"
             )
         return done

@@ -19,13 +19,15 @@ from cmsf.analysis.collapse import Variety
 from cmsf.analysis.neighbourhood import Neighbourhood, histogram
 from cmsf.analysis.pseudo_labels import summarise_guesses
 from cmsf.appended import AppendedFile
+from cmsf.errors import BadInput
 from cmsf.events import Events
-from cmsf.files import MOST_OF_TEXT, FullDisk
+from cmsf.files import FullDisk, check_plain
 from cmsf.objectives import Outcome
 
 TIMING_FIELDS = ("images_per_second", "pseudo_cost")
 """Fields that differ between two runs which compute the same."""
-_EPOCH = b'"kind": "epoch"'
+_EPOCH_LINE = b'{"kind": "epoch", '
+_LONGEST_LINE = 1 << 20
 
 
 def step_line(epoch: int, outcome: Outcome, seen: Neighbourhood | None, variety: Variety) -> dict[str, Any]:
@@ -40,6 +42,7 @@ class EpochTotals:
     losses: dict[str, list[float | Tensor]] = field(default_factory=dict)
     unconstrained: list[float] = field(default_factory=list)
     constrained: list[float] = field(default_factory=list)
+    as_far: list[float] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
     spreads: list[float] = field(default_factory=list)
     effective_ranks: list[float] = field(default_factory=list)
@@ -60,6 +63,7 @@ class EpochTotals:
             self.unconstrained += seen.unconstrained.tolist()
         if seen is not None and seen.chosen:
             self.constrained += seen.constrained.tolist()
+            self.as_far += seen.as_far.tolist()
             self.ranks += seen.rank.tolist()
 
     def line(self, epoch: int) -> dict[str, Any]:
@@ -78,8 +82,8 @@ class EpochTotals:
             return {}
         ranks, everywhere = torch.tensor(self.ranks, dtype=torch.int64), _doubles(self.unconstrained)
         if not self.constrained:
-            return _summary(Neighbourhood(everywhere, everywhere, ranks, chosen=False))
-        pooled = Neighbourhood(everywhere, _doubles(self.constrained), ranks)
+            return _summary(Neighbourhood(everywhere, everywhere, ranks, everywhere, chosen=False))
+        pooled = Neighbourhood(everywhere, _doubles(self.constrained), ranks, _doubles(self.as_far))
         return {**_summary(pooled), "rank_histogram": histogram(ranks)}
 
     @classmethod
@@ -106,7 +110,7 @@ class MetricsLog:
     """
 
     def __init__(self, path: Path, tensorboard: Path, length: int, step: int, say: Callable[[str], None]) -> None:
-        self.file, self.say = AppendedFile(path, length), say
+        self.path, self.file, self.say = path, AppendedFile(path, length), say
         if self.file.missing:
             say(f"{path} is {self.file.missing} bytes shorter than at the checkpoint; what they said is lost")
             self.file.cut_torn_line()
@@ -133,13 +137,10 @@ class MetricsLog:
                 raise FullDisk(f"{error}; until then its lines are kept in memory") from None
 
     def epochs(self) -> list[dict[str, Any]]:
-        """What the file says of epochs that are over, as far as it can be read; of a very long one, of the last."""
-        found = []
-        for line in self.file.tail(MOST_OF_TEXT).splitlines():
-            if _EPOCH in line:
-                with suppress(ValueError, RecursionError):  # the first may be half a line, and anybody may have written
-                    values = json.loads(line)
-                    found += [values] if isinstance(values, dict) else []
+        """What the file says of epochs that are over, as far as it can be read."""
+        found: list[dict[str, Any]] = []
+        with suppress(BadInput):  # anybody may have written it
+            found.extend(epoch_lines(self.path))
         return found
 
     def synced_length(self) -> int:
@@ -189,19 +190,46 @@ class SilentLog:
         return
 
 
+def epoch_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """What a log says of each epoch. A last line that has no end is still being written, and left out."""
+    check_plain(path)
+    with path.open("rb") as file:
+        while line := file.readline(_LONGEST_LINE):
+            if not line.endswith(b"\n"):
+                if len(line) == _LONGEST_LINE:
+                    raise BadInput(f"{path} has a line without end; it is not what cmsf train wrote")
+                return
+            if line.startswith(_EPOCH_LINE):  # steps are many, and not asked for
+                yield _parsed(line, path)
+
+
+def _parsed(line: bytes, path: Path) -> dict[str, Any]:
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise BadInput(f"{path} has a line that is no JSON object; it is not what cmsf train wrote")
+    return said
+
+
 def _losses(outcome: Outcome) -> dict[str, Tensor]:
     parts = {f"loss_{name}": part.detach() for name, part in outcome.parts.items()}
     return {"loss": outcome.loss.detach()} | parts
 
 
 def _summary(seen: Neighbourhood) -> dict[str, float]:
-    """Mean purities, and mean and median (of the middle two, the mean) rank of the k-th constrained neighbour."""
+    """Mean purities, and mean and median (of the middle two, the mean) rank of the k-th constrained neighbour.
+
+    How pure as many of the bank's nearest are is asked by each step that is looked at for its own queries' median.
+    """
     everywhere = {"purity_unconstrained": float(seen.unconstrained.nanmean())}
     if not seen.chosen:
         return everywhere
     ranks = seen.rank.double()
     return everywhere | {
         "purity_constrained": float(seen.constrained.nanmean()),
+        "purity_as_far": float(seen.as_far.nanmean()),
         "rank_mean": float(ranks.mean()),
         "rank_median": _median(ranks),
     }

@@ -34,7 +34,7 @@ class Reading:
         crops, beside = dict(crops), cast(Iterator[Batch | None], repeat(None))
         read = partial(feed, self.images, seed=self.recipe.seed, device=device, workers=workers, say=say)
         if SUPPORT in crops:
-            beside = read(self._support_plan(step), {SUPPORT: crops.pop(SUPPORT)})
+            beside = read(self.world.agreed(lambda: self._support_plan(step)), {SUPPORT: crops.pop(SUPPORT)})
         pairs = zip(read(self._plan(step), crops), beside, strict=False)
         for _ in range(step, self.total):
             yield self.world.agreed(lambda: next(pairs))

@@ -9,6 +9,7 @@ import re
 import types
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
@@ -263,6 +264,7 @@ def placeholder(name: str) -> str:
     return "|".join(short.get(option, str(option)) for option in _options(_kinds()[name]))
 
 
+@cache
 def _kinds() -> dict[str, Any]:
     return get_type_hints(Recipe)
 

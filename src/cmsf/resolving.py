@@ -21,6 +21,7 @@ _PAPERS_CROP, _SWAV_CROP = 0.2, 0.14
 _AUTO_LABELLED, _AUTO_SUPPORT = 64, 640
 """Labelled images beside a batch: FixMatch's and PAWS's on CIFAR-10."""
 _MOST_SUPPORT_CLASSES = 200
+_EXPECTED_CLASSES = 10
 _BYTES, _COPIES = 4, 4
 """Of a number; and of each weight: online, target, gradient and momentum."""
 
@@ -38,7 +39,29 @@ def resolve(recipe: Recipe, data: Dataset, typical_side: int, processes: int = 1
     if recipe.objective == "mean-shift":
         _check_neighbours(recipe, bank)
     _check_labels(recipe, objective, data)
-    classes, each = _support(recipe, data) if objective.wants_support else (0, 0)
+    support = _support(recipe, data) if objective.wants_support else (0, 0)
+    resolved, width = _settled(recipe, bank, batch, support, typical_side, data.in_memory)
+    _check_memory(resolved, width, -(-bank // bank_shares), processes)
+    return resolved
+
+
+def expected(recipe: Recipe, images: int, typical_side: int) -> Resolved:
+    """What `resolve` would say of so many images of this size, of which no more is known: they are not in memory, and
+    there are labels enough, of ten classes."""
+    objective = objective_of(recipe)
+    _check_objective(recipe)
+    bank, batch = _bank_and_batch(recipe, objective, images)
+    if recipe.objective == "mean-shift":
+        _check_neighbours(recipe, bank)
+    support = _expected_support(recipe) if objective.wants_support else (0, 0)
+    with torch.device("meta"):  # shapes are all that is asked for
+        return _settled(recipe, bank, batch, support, typical_side, in_memory=False)[0]
+
+
+def _settled(
+    recipe: Recipe, bank: int, batch: int, support: tuple[int, int], typical_side: int, in_memory: bool
+) -> tuple[Resolved, int]:
+    """The recipe with these numbers and those that follow from its network, and how many features that has."""
     warmup = recipe.epochs // 20 if recipe.warmup_epochs == AUTO else recipe.warmup_epochs
     if warmup >= recipe.epochs:
         raise BadInput(f"--warmup-epochs {warmup} leaves nothing of --epochs {recipe.epochs}; use fewer, or auto")
@@ -56,29 +79,27 @@ def resolve(recipe: Recipe, data: Dataset, typical_side: int, processes: int = 1
         )
     least = _SWAV_CROP if recipe.extra_crops else _PAPERS_CROP
     hidden = 2 * width if recipe.projection_hidden == AUTO else recipe.projection_hidden
-    dim = max(2, width // 4) if recipe.projection_dim == AUTO else recipe.projection_dim
-    _check_memory(recipe, width, hidden, dim, -(-bank // bank_shares), processes)
     numbers = {
         "size": size,
         "weak_crop": least if recipe.weak_crop == AUTO else recipe.weak_crop,
         "strong_crop": least if recipe.strong_crop == AUTO else recipe.strong_crop,
         "extra_size": extra_size,
-        "cache": "ram" if data.in_memory else "off",
+        "cache": "ram" if in_memory else "off",
         "bank_size": bank,
-        "support_classes": classes,
-        "support_images": each,
+        "support_classes": support[0],
+        "support_images": support[1],
         "batch_size": batch,
         "warmup_epochs": warmup,
         "projection_hidden": hidden,
-        "projection_dim": dim,
+        "projection_dim": max(2, width // 4) if recipe.projection_dim == AUTO else recipe.projection_dim,
         "prediction_hidden": hidden if recipe.prediction_hidden == AUTO else recipe.prediction_hidden,
     }
-    return Resolved(**(asdict(recipe) | numbers))
+    return Resolved(**(asdict(recipe) | numbers)), width
 
 
-def _check_memory(recipe: Recipe, width: int, hidden: int, dim: int, rows: int, processes: int) -> None:
+def _check_memory(recipe: Resolved, width: int, rows: int, processes: int) -> None:
     """Refuse heads and a bank that no memory holds, which would cost the whole machine dear."""
-    between = recipe.prediction_hidden if recipe.prediction_hidden != AUTO else hidden
+    hidden, dim, between = recipe.projection_hidden, recipe.projection_dim, recipe.prediction_hidden
     weights = width * hidden + max(0, recipe.projection_layers - 2) * hidden**2 + hidden * dim + 2 * dim * between
     needed, there = processes * _BYTES * (_COPIES * weights + rows * dim), available_memory()
     if needed > there:
@@ -214,6 +235,14 @@ def _support(recipe: Recipe, data: Dataset) -> tuple[int, int]:
             "or label more"
         )
     return classes, images
+
+
+def _expected_support(recipe: Recipe) -> tuple[int, int]:
+    """The same where nothing is known of the labels."""
+    if recipe.support_classes == 0:
+        return 0, _AUTO_LABELLED if recipe.support_images == AUTO else recipe.support_images
+    classes = _EXPECTED_CLASSES if recipe.support_classes == AUTO else recipe.support_classes
+    return classes, max(2, _AUTO_SUPPORT // classes) if recipe.support_images == AUTO else recipe.support_images
 
 
 def _check_few_labels(recipe: Recipe, data: Dataset) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from cmsf.analysis.suspects import LEAST, Suspect, find_suspects
 from cmsf.assembly import starting_backbone, starts_from
 from cmsf.classifier_folder import ClassifierFolder
 from cmsf.data import Dataset, Request, Source, arrange, default_workers, load, open_source
@@ -56,7 +57,7 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.folder = RunFolder(from_home(path))
         self.recipe = self.folder.recipe()
-        self._kept: dict[str, Dataset] | None = None
+        self._kept: dict[tuple[str, str | None], Dataset] | None = None
 
     @property
     def path(self) -> Path:
@@ -85,13 +86,14 @@ class Run:
 
     def data(self, data: str | Path | None = None) -> Dataset:
         """The images of the run, which must not have changed since, or others; as the run sees them."""
-        key = str(data)
-        if self._kept is not None and key in self._kept:
-            return self._kept[key]
-        images = self._load(data)
-        if self._kept is not None:
-            self._kept[key] = images
-        return images
+        return self._once((str(data), None), lambda: self._load(data))
+
+    def _once(self, key: tuple[str, str | None], load: Callable[[], Dataset]) -> Dataset:
+        if self._kept is None:
+            return load()
+        if key not in self._kept:
+            self._kept[key] = load()
+        return self._kept[key]
 
     @contextmanager
     def images_kept(self) -> Iterator[None]:
@@ -222,10 +224,30 @@ class Run:
         by = "Ray Tune, OptunaSearch, ASHA" if ray else "Optuna, TPE, successive halving"
         return result.with_protocol({"searched with": f"{by}, in {max(1, workers)} processes"})
 
+    def suspects(
+        self,
+        data: str | Path | None = None,
+        labels: str | Path | None = None,
+        least: float = LEAST,
+        device: str = "auto",
+        workers: int | None = None,
+    ) -> list[Suspect]:
+        """Training images whose labels, those of the run or of a list, their neighbours doubt; the worst first.
+
+        least: the lowest score that makes a suspect, from 0 (all of them) to 1.
+        """
+        where = pick_device(device)
+        images = self.relabelled(data, labels)
+        features = Extractor(self.backbone(where), self.recipe.size, where, worker_count(workers), self.folder.features)
+        return find_suspects(features, images, least)
+
     def relabelled(self, data: str | Path | None, labels: str | Path | None) -> Dataset:
         """The run's images or others, with the labels of a list instead of their own, where one is given."""
         if labels is None:
             return self.data(data)
+        return self._once((str(data), str(labels)), lambda: self._relabel(data, labels))
+
+    def _relabel(self, data: str | Path | None, labels: str | Path) -> Dataset:
         request, recipe = self.request(data, labels), self.recipe_for(data, labels)
         if data is not None:
             return load(open_source(data), recipe, self.recipe.size, labels=Path(request.labels or ""))

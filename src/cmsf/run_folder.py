@@ -100,6 +100,10 @@ class RunFolder:
     def neighbours_picture(self) -> Path:
         return self.path / "neighbours.png"
 
+    @property
+    def report_file(self) -> Path:
+        return self.path / "report.html"
+
     def exists(self) -> bool:
         return self.recipe_file.exists()
 
@@ -133,7 +137,7 @@ class RunFolder:
             raise BadInput(f"--out {self.path} cannot be made below {above}; choose another folder")
 
     def recipe(self) -> Resolved:
-        if not self.path.exists():
+        if not os.path.exists(self.path):  # nor does a name too long for a path
             raise BadInput(f"there is no run {self.path}")
         if not self.exists():
             raise BadInput(f"{self.path} is no run: it has no recipe.yaml; give a folder that cmsf train wrote")
@@ -214,13 +218,18 @@ class RunFolder:
 
     def images(self) -> list[dict[str, Any]]:
         """What data.parquet says of each image."""
+        columns = self.columns()
+        rows = zip(*(columns[name] for name in _LISTED), strict=True)
+        return [dict(zip(_LISTED, row, strict=True)) for row in rows]
+
+    def columns(self) -> dict[str, list[Any]]:
+        """The same by column."""
         columns = read_columns(self.data_file)
         if not columns.keys() >= _LISTED.keys() or not all(
             isinstance(value, kind) for name, kind in _LISTED.items() for value in columns[name]
         ):
             raise BadInput(f"{self.data_file} is not what cmsf train wrote")
-        rows = zip(*(columns[name] for name in _LISTED), strict=True)
-        return [dict(zip(_LISTED, row, strict=True)) for row in rows]
+        return columns
 
     def seen(self) -> Seen:
         """What the run has made of its images."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -51,9 +52,12 @@ class Training:
         screen: Screen,
         workers: int,
         precautions: Precautions = Precautions(),
+        after_epoch: Callable[[], None] = lambda: None,
     ) -> None:
+        """after_epoch: what else is done by the first process when the log has said what there is to say of one."""
         self.recipe, self.learner, self.data, self.folder, self.screen = recipe, learner, data, folder, screen
         self.workers, self.on_collapse, self.world = workers, precautions.on_collapse, learner.world
+        self.after_epoch = after_epoch
         self.device = learner.bank.index.device
         self.truth = data.train.truth.to(self.device)
         self.true_label = data.as_label(data.train.truth).to(self.device)
@@ -116,6 +120,8 @@ class Training:
             self.world.agreed(self.log.synced_length)
         except Interrupted as error:
             raise Stopped(error.signal_number, saved=self._save_and_wait()) from None
+        except Diverged:  # of which there is nothing to save
+            raise
         except Elsewhere as error:
             if not isinstance(error, FullDisk):
                 self._save_and_wait()
@@ -223,7 +229,8 @@ class Training:
 
     def _heed_collapse(self, message: str | None) -> None:
         if message is not None and self.on_collapse == "stop":
-            raise BadInput(
+            # All processes see it, and the first one says so.
+            raise (BadInput if self.world.leads else Elsewhere)(
                 f"{message} after step {self.step} of {self.schedule.total}; train with a lower --lr or "
                 "--weight-decay, in another --out; with --on-collapse warn"
             )
@@ -273,8 +280,13 @@ class Training:
         if self.judge.due(done):
             line |= self.world.agreed(self._judge)
         with self.keeper.room_or_none():
-            self.world.agreed(lambda: self.log.write("epoch", self.step, line))
+            self.world.agreed(lambda: self._tell(line))
         self.screen.epoch(line)
         self.totals = EpochTotals()
         self.since_log = self.since_epoch = Pace(self.step)
         self.learner.knowledge.seconds = 0.0
+
+    def _tell(self, line: dict[str, Any]) -> None:
+        self.log.write("epoch", self.step, line)
+        if self.world.leads:
+            self.after_epoch()

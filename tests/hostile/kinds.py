@@ -601,6 +601,26 @@ def run_folder(stock: Stock, box: Box, random: Random) -> Case:
     return Case(command("finetune", run, "--tune", "linear", "--out", box.out / "classifier", "--workers", "0"), [run])
 
 
+def log_file(stock: Stock, box: Box, random: Random) -> Case:
+    """What a run wrote down while it trained, and what of it is read again: the log, and results."""
+    run = copied(stock.run, box.given / "run")
+    log, chosen = run / "metrics.jsonl", random.random()
+    if chosen < 0.5:
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        said = [_hostile_json(line, random, box) if random.random() < 0.5 else json.dumps(line) for line in lines]
+        log.write_text("\n".join(said) + random.choice(("", "\n")))
+    elif chosen < 0.7:
+        (run / "results").mkdir(exist_ok=True)
+        good = {"figures": {"linear top-1": 80.0}}
+        (run / "results" / "linear.json").write_text(
+            random.choice((_hostile_json(good, random, box), *_JSON, '{"figures": {"linear top-1": 1e999}}'))
+        )
+    else:
+        _damage_run(stock, run, box, random, ["metrics.jsonl", "metrics.jsonl", "data.parquet", "recipe.yaml"])
+    out = box.out / f"compute.{random.choice(('png', 'svg'))}"
+    return Case(command("flops", run, *(["--out", out] if random.random() < 0.3 else [])), [])
+
+
 def classifier_folder(stock: Stock, box: Box, random: Random) -> Case:
     run = copied(stock.classifier, box.given / "classifier")
     _damage_run(stock, run, box, random, ["classifier.json", "classifier.json", "head.safetensors", "recipe.yaml"])
@@ -773,7 +793,9 @@ def flag_values(stock: Stock, box: Box, random: Random) -> Case:
         return Case(command("train", "cmsf-self-small", "--data", box.given / value[:100], f"{flag}={value}"))
     words = [text.name(random).replace("\0", "0")[:200] for _ in range(3)]
     return Case(
-        command(random.choice(("train", "evaluate", "finetune", "predict", "data", "labels", "recipes")), *words)
+        command(
+            random.choice(("train", "evaluate", "finetune", "predict", "data", "labels", "recipes", "flops")), *words
+        )
     )
 
 
@@ -788,6 +810,7 @@ KINDS: dict[str, Maker] = {
     "weight files": weight_file,
     "run folders": run_folder,
     "classifier folders": classifier_folder,
+    "logs (metrics.jsonl)": log_file,
     "checkpoints": checkpoint_files,
     "shards (.tar)": shard_file,
     "transfer suites": suite_file,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from forked import Started
 from processes import await_half_written, await_step, last_step, start
 from runs import assert_same_run, state
 
@@ -32,6 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 ROOM = 64_000_000
 SMALL_FILES = 200_000
+FOR_EVER = 3600.0
 
 
 @dataclass
@@ -57,7 +59,7 @@ class Soak:
             np.savez(self.images, x=sample["x_train"][:images], y=sample["y_train"][:images])
         self.whole: dict[str, cmsf.Run] = {}
 
-    def train(self, out: Path, method: str, limit: int | None = None) -> subprocess.Popen[str]:
+    def train(self, out: Path, method: str, limit: int | None = None) -> Started:
         """A process that begins a run, or goes on with it."""
         if (out / "recipe.yaml").exists():
             return start(out, "--resume", out, *OFTEN, limit=limit)
@@ -165,9 +167,9 @@ class Soak:
                 subprocess.run(["umount", str(place)], check=True)
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    said = process.communicate()[1]
-    return process.returncode, said
+def ended(process: Started) -> tuple[int, str]:
+    said = process.communicate(FOR_EVER)[1]
+    return process.wait(), said
 
 
 def differences(whole: cmsf.Run, other: cmsf.Run) -> list[str]:

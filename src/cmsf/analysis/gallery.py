@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from cmsf.analysis.thumbnails import PLAIN, THUMBNAIL, Sheet, shortened, thumbnail
+from cmsf.analysis.thumbnails import PLAIN, THUMBNAIL, WRONG, Sheet, shortened, thumbnail
 from cmsf.data import Dataset, Split
 from cmsf.evaluation.features import batch_count, feature_batches, pixel_batches
 from cmsf.neighbours import Own, top
@@ -19,7 +19,7 @@ from cmsf.rows import UNKNOWN
 
 _SHOWN = 5
 _CHOOSING = 0x6A11 << 40  # what this use of the hash is for; no epoch is ever so high
-_RIGHT, _WRONG = "#1a7f37", "#cf222e"
+_RIGHT = "#1a7f37"
 _ACROSS, _DOWN = 1.08, 1.3
 """From one picture to the next, in inches."""
 _TOP, _GAP = 0.35, 0.25
@@ -40,7 +40,7 @@ def draw_neighbours(
     The queries are test images where there are any, one a class in turn; else training images, themselves left out.
     """
     split = data.test or data.train
-    chosen = _one_a_class_in_turn(split, seed)[:rows]
+    chosen = one_a_class_in_turn(split, seed)[:rows]
     query = split.part(chosen)
     own = chosen if data.test is None else torch.full_like(chosen, UNKNOWN)
 
@@ -65,7 +65,7 @@ def draw_neighbours(
             for place, image in enumerate(images):
                 if image != UNKNOWN:
                     mine, theirs = int(query.truth[line]), int(data.train.truth[image])
-                    colour = PLAIN if UNKNOWN in (mine, theirs) else _RIGHT if mine == theirs else _WRONG
+                    colour = PLAIN if UNKNOWN in (mine, theirs) else _RIGHT if mine == theirs else WRONG
                     _show(sheet, left + place * _ACROSS, line, data.train, image, data.classes, colour)
     for line in range(len(chosen)):
         _show(sheet, 0, line, query, line, data.classes, PLAIN)
@@ -82,7 +82,7 @@ def _nearest(
     return top(Own(own, included=False).settle(similarity, number), number, _SHOWN)
 
 
-def _one_a_class_in_turn(split: Split, seed: int) -> Int[Tensor, " q"]:
+def one_a_class_in_turn(split: Split, seed: int) -> Int[Tensor, " q"]:
     """All images in a random order in which the classes take turns."""
     order = permutation(len(split), seed, _CHOOSING)
     label = split.truth[order]

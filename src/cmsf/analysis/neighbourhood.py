@@ -25,12 +25,15 @@ class Neighbourhood:
 
     A purity is in [0, 1], and NaN where no class is known; a query without neighbours has no rank.
 
+    as_far: of so many of the whole bank's nearest as the median of these ranks: what it costs to reach as far without
+        a constraint.
     chosen: whether the objective chooses neighbours at all; else its bank's nearest are all that there is to say.
     """
 
     unconstrained: Float[Tensor, " b"]
     constrained: Float[Tensor, " b"]
     rank: Int[Tensor, " q"]
+    as_far: Float[Tensor, " b"]
     chosen: bool = True
 
 
@@ -52,11 +55,30 @@ def inspect(
     everywhere = bank.find(query, Unconstrained(), row.shape[1], include_query).row
     assert everywhere is not None
     everywhere = everywhere.masked_fill(row == UNKNOWN, UNKNOWN)
+    rank = _rank_of_last(query, bank, row)
+    to_there = everywhere
+    if len(rank):
+        counted = bool(torch.isin(query.index, bank.index).all())  # ranks count a query's own row, if it has one
+        found = bank.find(query, Unconstrained(), median_rank(rank), include_query=counted).row
+        assert found is not None
+        to_there = found
     return Neighbourhood(
         purity(query, bank.index, everywhere, truth),
         purity(query, bank.index, row, truth),
-        _rank_of_last(query, bank, row),
+        rank,
+        purity(query, bank.index, to_there, truth),
     )
+
+
+def rank_of_last(query: Rows, bank: MemoryBank, neighbours: Neighbours) -> Int[Tensor, " q"]:
+    """The rank in M of each query's last neighbour, of those that have one."""
+    assert neighbours.row is not None
+    return _rank_of_last(query, bank, neighbours.row)
+
+
+def median_rank(rank: Int[Tensor, " q"]) -> int:
+    """m in the paper; of the middle two, the nearer."""
+    return int(rank.median())
 
 
 def purity(

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 from jaxtyping import UInt8
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.font_manager import get_font_names
 from matplotlib.patches import Rectangle
@@ -27,7 +28,7 @@ _FONTS = (
     *("Noto Sans Arabic", "Noto Sans Devanagari", "Arial Unicode MS"),
 )
 """Tried in turn for each letter, as far as the machine has them; matplotlib brings the first along."""
-PLAIN = "#57606a"
+PLAIN, WRONG = "#57606a", "#cf222e"
 _LONGEST_NAME = 16
 
 
@@ -88,6 +89,9 @@ def shortened(name: str) -> str:
 
 
 def save_figure(figure: Figure, out: Path) -> None:
-    with atomically(out) as temporary, warnings.catch_warnings():
+    """As PNG, or as SVG where the name says so; the same figure gives the same file."""
+    form = "svg" if out.suffix.lower() == ".svg" else "png"
+    metadata = {"Date": None} if form == "svg" else {}
+    with atomically(out) as temporary, warnings.catch_warnings(), rc_context({"svg.hashsalt": "cmsf"}):
         warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)  # a script without a font
-        figure.savefig(temporary, format="png", dpi=110, bbox_inches="tight", facecolor="white")
+        figure.savefig(temporary, format=form, dpi=110, bbox_inches="tight", facecolor="white", metadata=metadata)

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from cmsf import __version__
-from cmsf.cli import data, evaluate, finetune, labels, predict, recipes, train
+from cmsf.cli import data, evaluate, finetune, flops, labels, predict, recipes, report, suspects, train
 from cmsf.cli.parser import Parser
 from cmsf.errors import BadInput, Elsewhere, did_you_mean
 from cmsf.printable import one_line
@@ -20,9 +20,12 @@ _COMMANDS = {
     "evaluate": evaluate,
     "finetune": finetune,
     "predict": predict,
+    "report": report,
     "data": data,
     "labels": labels,
+    "suspects": suspects,
     "recipes": recipes,
+    "flops": flops,
 }
 
 _KNOWN_WARNINGS = (("", r"PIL\."), ("Detected pickle protocol", ""))

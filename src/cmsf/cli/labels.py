@@ -30,6 +30,12 @@ def add_parser(commands: Any) -> Parser:
     parser.add_argument("source", metavar="SOURCE", nargs="?", help="as for cmsf train --data")
     parser.add_argument("--labels", metavar="LIST", help="start from this list instead of the source's own labels")
     parser.add_argument(
+        "--corrections",
+        metavar="LIST",
+        help="labels for some of the images instead of those they have, as cmsf suspects lists them; a blank one takes "
+        "an image's label away",
+    )
+    parser.add_argument(
         "--classes", metavar="imagenet-100|FILE", help="images of these classes alone; a file has one name a line"
     )
     parser.add_argument(
@@ -63,13 +69,18 @@ def _labels(chosen: argparse.Namespace) -> int:
     from cmsf.data import open_source
     from cmsf.data.labels import Labels, changed
     from cmsf.data.lists import write_rows
-    from cmsf.data.loading import listed_labels
+    from cmsf.data.loading import listed_labels, listed_rows
 
     source = open_source(chosen.source)
     paths = source.train.images.paths
     labels = Labels.of(source.train.names, source.classes)
     if chosen.labels is not None:
         labels = Labels.of(listed_labels(source, from_home(chosen.labels))["train"])
+    if chosen.corrections is not None:
+        given = listed_rows(source, from_home(chosen.corrections))["train"]
+        labels, before = _corrected(labels, given), labels
+        changes = sum(old != new for old, new in zip(before.called(), labels.called(), strict=True))
+        say(f"{changes:,} labels corrected, of {len(given):,} listed in {chosen.corrections}")
     if not labels.known.any():
         raise BadInput(f"{source.name} has no labels to make a list from; give one with --labels")
     if chosen.classes is not None:
@@ -120,6 +131,16 @@ def _difference(what: str, before: Labels, after: Labels) -> str:
     both = before.known & after.known
     known, differ = int(both.sum()), int((before.number != after.number)[both].sum())
     return f"{differ:,} of {known:,} labels {what} ({100 * differ / max(1, known):.2f} %)"
+
+
+def _corrected(labels: Labels, given: dict[int, str | None]) -> Labels:
+    """The labels with some replaced; a class that nobody has had before is a class like any other."""
+    from cmsf.data.labels import Labels
+
+    names = labels.called()
+    for image, name in given.items():
+        names[image] = name
+    return Labels.of(names, labels.names if {*names} <= {*labels.names, None} else None)
 
 
 def _classes(asked: str) -> frozenset[str]:

@@ -72,6 +72,11 @@ def add_parser(commands: Any) -> Parser:
         help="with several processes, each holds and searches its share of the bank: the same result, and memory and "
         "time of the search divided",
     )
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="keep report.html in the run folder up to date, to be left open in a browser; at the end it is whole",
+    )
     parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
     settings = parser.add_argument_group("settings, where not as in the recipe (cmsf recipes NAME shows it)")
     for field in fields(Recipe):
@@ -106,7 +111,13 @@ def _train(chosen: argparse.Namespace) -> int:
 
     set_threads(chosen.threads or _recorded_threads(chosen.resume))
     given = {"labels": chosen.labels, "val": chosen.val, "device": chosen.device, "workers": workers(chosen.workers)}
-    given |= {"quiet": chosen.quiet, "bank_sharded": chosen.bank_sharded, **asdict(precautions), **changes}
+    given |= {
+        "quiet": chosen.quiet,
+        "bank_sharded": chosen.bank_sharded,
+        "report": chosen.report,
+        **asdict(precautions),
+        **changes,
+    }
     try:
         if chosen.resume is not None:
             run = resume(chosen.resume, chosen.data, **given)
@@ -120,7 +131,8 @@ def _train(chosen: argparse.Namespace) -> int:
         print(f"cmsf: {lost}; the same command goes on from the last checkpoint", file=sys.stderr)
         return 1
     if not chosen.quiet and asked_for().leads:
-        say_paths({"neighbours": run.folder.neighbours_picture, "weights": run.folder.backbone_file, "run": run.path})
+        paths = {"neighbours": run.folder.neighbours_picture, "weights": run.folder.backbone_file, "run": run.path}
+        say_paths(({"report": run.folder.report_file} if chosen.report else {}) | paths)
     return 0
 
 

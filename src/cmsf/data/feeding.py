@@ -117,16 +117,17 @@ def _by_workers(cutter: _Cutter, plan: Plan, workers: int, device: torch.device)
                 cut = next(batches)
             except StopIteration:
                 return
-            except (RuntimeError, OSError, EOFError) as error:
-                # What it was sending may break off a moment before the process is seen to be gone.
-                wait([process.sentinel for process in processes], timeout=_MOMENT if processes else 0)
-                dead = [process for process in processes if not process.is_alive()]
-                if dead:
-                    cause = _cause(dead[0].exitcode)
-                elif isinstance(error, ConnectionError | EOFError):  # it does not answer, whatever it is
-                    cause = type(error).__name__
-                else:
+            except (RuntimeError, OSError, EOFError):
+                # The kernel closes the files of a process that ends, and only then lets us wait for it. In between its
+                # batch breaks off (ConnectionResetError, EOFError) and its sentinel is ready, but is_alive() says yes.
+                # So the sentinel tells who ends; to join it is short, for no code but the kernel's is left to run.
+                ending = wait([process.sentinel for process in processes], timeout=_MOMENT if processes else 0)
+                dead = [process for process in processes if process.sentinel in ending or not process.is_alive()]
+                if not dead:
                     raise
+                for process in dead:
+                    process.join()
+                cause = _cause(dead[0].exitcode)
                 break
             yield cut
     finally:
@@ -173,6 +174,9 @@ def _deaths_noticed_in_waiting() -> Iterator[None]:
         yield  # then torch does not either
         return
     before = signal.getsignal(signal.SIGCHLD)
+    if before == signal.SIG_IGN:  # as a parent may leave it: then no exit code is kept, and nobody seems to die
+        before = signal.SIG_DFL
+        signal.signal(signal.SIGCHLD, before)
     yield
     by_torch = getattr(before, "__module__", "").startswith("torch.")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL if by_torch or before is None else before)

@@ -85,7 +85,13 @@ def open_list(file: Path) -> Source:
 
 
 def match_labels(file: Path, parts: Mapping[str, Sequence[str]], root: Path | None) -> dict[str, list[str | None]]:
-    """The listed label of every image of a source, None for a blank or where it is not listed.
+    """The listed label of every image of a source, None for a blank or where it is not listed."""
+    found = match_rows(file, parts, root)
+    return {part: [given.get(place) for place in range(len(parts[part]))] for part, given in found.items()}
+
+
+def match_rows(file: Path, parts: Mapping[str, Sequence[str]], root: Path | None) -> dict[str, dict[int, str | None]]:
+    """By part and place, the label of each image that is listed, None for a blank.
 
     parts: the paths of the source's images by part; `root`, where there is one, is the folder they are relative to. A
     list names them by the same paths, or by paths relative to the list, or by index among the training images.
@@ -109,18 +115,18 @@ def match_labels(file: Path, parts: Mapping[str, Sequence[str]], root: Path | No
             f"{shown(wrong[0])}); paths look like {shown(parts['train'][0])}"
         )
     label = dict(zip(map(_same_script, keys), table.labels, strict=True))
-    return {part: [label.get(_same_script(path)) for path in paths] for part, paths in known.items()}
+    named = {part: [_same_script(path) for path in paths] for part, paths in known.items()}
+    return {part: {i: label[key] for i, key in enumerate(paths) if key in label} for part, paths in named.items()}
 
 
-def _by_index(table: Table, count: int) -> list[str | None]:
+def _by_index(table: Table, count: int) -> dict[int, str | None]:
     wrong = [key for key in table.keys if not (key.isdecimal() and len(key) < _DIGITS) or int(key) >= count]
     if wrong:
         raise BadInput(
             f"{len(wrong)} of {len(table.keys)} rows of {table.file} are for images that are not there (the first is "
             f"{shown(wrong[0])}); index is a whole number below {count}"
         )
-    label = {int(key): name for key, name in zip(table.keys, table.labels, strict=True)}
-    return [label.get(number) for number in range(count)]
+    return {int(key): name for key, name in zip(table.keys, table.labels, strict=True)}
 
 
 def _strangers(keys: Sequence[str], parts: Mapping[str, Sequence[str]]) -> list[str]:

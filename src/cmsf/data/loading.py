@@ -16,7 +16,7 @@ from cmsf.data.dataset import Dataset, Split
 from cmsf.data.decoding import shrink
 from cmsf.data.images import Arrays, Files, Images, Unreadable, unreadable_message
 from cmsf.data.labels import Labels, changed, read_groups
-from cmsf.data.lists import match_labels
+from cmsf.data.lists import match_labels, match_rows
 from cmsf.data.source import Part, Source, ordered
 from cmsf.distributed import asked_for
 from cmsf.errors import BadInput
@@ -195,9 +195,19 @@ def _train_and_test(source: Source, val: Source | None, notes: list[str]) -> tup
 
 def listed_labels(source: Source, file: Path) -> dict[str, list[str | None]]:
     """What a list says of each part's images."""
+    return match_labels(file, *_paths(source))
+
+
+def listed_rows(source: Source, file: Path) -> dict[str, dict[int, str | None]]:
+    """What a list says of those images of each part that it names, by their places."""
+    return match_rows(file, *_paths(source))
+
+
+def _paths(source: Source) -> tuple[dict[str, Sequence[str]], Path | None]:
+    """By part, and the folder that they are relative to, where there is one."""
     images = source.train.images
     paths = {name: part.images.paths for name, part in source.parts.items()}
-    return match_labels(file, paths, images.root if isinstance(images, Files) else None)
+    return paths, images.root if isinstance(images, Files) else None
 
 
 def _with_names(source: Source, given: dict[str, list[str | None]]) -> Source:

@@ -29,6 +29,14 @@ class Ballot:
     k: int
     temperature: float | None = None
 
+    def count(
+        self, theirs: Int[Tensor, "q n"], similarity: Float[Tensor, "q n"], classes: int
+    ) -> Float[Tensor, "q {classes}"]:
+        """The votes that each class gets from the k first of some neighbours, by their classes and similarities."""
+        weight = torch.exp(similarity / self.temperature) if self.temperature else torch.ones_like(similarity)
+        votes = torch.zeros(len(theirs), classes, dtype=torch.float64)
+        return votes.scatter_add_(1, theirs[:, : self.k], weight[:, : self.k])
+
 
 BALLOTS = {"1-nn": Ballot(1), "20-nn": Ballot(20), "20-nn weighted": Ballot(20, temperature=0.07)}
 """The paper's two majority votes, and the weighted one that others report."""
@@ -61,28 +69,27 @@ def classify(
     for near, similarity in nearest_training_images(query, train, largest):
         theirs = label[near]
         for name, ballot in ballots.items():
-            weight = torch.exp(similarity / ballot.temperature) if ballot.temperature else torch.ones_like(similarity)
-            votes = torch.zeros(len(near), classes, dtype=torch.float64)
-            votes.scatter_add_(1, theirs[:, : ballot.k], weight[:, : ballot.k])
-            chosen[name].append(votes.argmax(1))
+            chosen[name].append(ballot.count(theirs, similarity, classes).argmax(1))
     return {name: torch.cat(parts) for name, parts in chosen.items()}
 
 
 def nearest_training_images(
-    query: Float[Tensor, "q f"], train: Float[Tensor, "n f"], k: int
+    query: Float[Tensor, "q f"], train: Float[Tensor, "n f"], k: int, own: Int[Tensor, " q"] | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The k nearest rows of some queries at a time, and how similar they are; equally near: the lower row.
 
+    own: each query's own row, where it has one, which it may not choose; another row that equals it, it may.
     On the CPU: the few that are left are counted in double precision, which not every device has.
     """
     everywhere = torch.ones(len(train), dtype=torch.bool, device=train.device)
     number = torch.arange(len(train), device=train.device)
-    nobody = Own(torch.full((len(query),), UNKNOWN, device=train.device))
+    left_out = torch.full((len(query),), UNKNOWN, device=train.device) if own is None else own.to(train.device)
+    there = len(train) - (own is not None)
 
     def watched(blocks: range) -> Iterator[int]:
         return shown(blocks, "neighbours", len(blocks))
 
-    nearest = nearest_vectors(query, train, everywhere, number, min(k, len(train)), nobody, watched)
+    nearest = nearest_vectors(query, train, everywhere, number, min(k, there), Own(left_out, included=False), watched)
     for part, near in zip(query.split(_CHUNK), nearest.split(_CHUNK), strict=True):
         # As train[near], which would take twice as long: a row is copied whole.
         vector = embedding(near, train)

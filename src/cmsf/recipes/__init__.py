@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from inspect import cleandoc
+from os.path import exists, isfile  # which a name too long for a path does not trouble
 from pathlib import Path
 
 from cmsf.errors import BadInput, did_you_mean
+from cmsf.printable import shown
 from cmsf.recipe import Recipe
 from cmsf.recipes.baselines import AT_PAPER_SCALE, BASELINES
 from cmsf.recipes.methods import OURS
@@ -38,9 +40,9 @@ class Named:
     def check(self, name: str) -> None:
         if self.method not in METHODS:
             hint = self._in_order() or did_you_mean(name, [*METHODS, *NAMES], "cmsf recipes lists them all")
-            if Path(name).exists():
+            if exists(name):
                 hint = f"to learn from what is there: cmsf train cmsf-self --data {name}"
-            raise BadInput(f"no recipe is called {name!r}; {hint}")
+            raise BadInput(f"no recipe is called {shown(name)!r}; {hint}")
         said: dict[str, str] = {}
         for variant in self.variants:
             if variant not in VARIANTS:
@@ -75,7 +77,7 @@ def check_name(name: str) -> None:
     """Refuse what `find` will not find, without looking at any image."""
     if not _is_file(name):
         Named.parse(name).check(name)
-    elif not Path(name).is_file():
+    elif not isfile(name):
         raise BadInput(f"there is no recipe file {name}")
 
 

@@ -1,0 +1,81 @@
+"""How long analysis and page of 50,000 images with 512 features, and 10,000 test images, take once there are features.
+
+    python bench/report.py --out docs/results/bench-report.json
+
+Features about a hundred centres, pictures of noise at 32 px, a tenth of the labels wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from cmsf.analysis.gallery import one_a_class_in_turn
+from cmsf.analysis.graph import graph_of
+from cmsf.data import Dataset, Split
+from cmsf.environment import describe_machine
+from cmsf.files import write_text
+from cmsf.report.classes import judge
+from cmsf.report.contents import Report, RunReport
+from cmsf.report.galleries import of_test_images
+from cmsf.report.page import render
+from cmsf.report.pool import Album, Everything
+
+TRAIN, TEST, WIDTH, CLASSES, SIDE, IMAGES = 50_000, 10_000, 512, 100, 32, 2_400
+
+
+def split(count: int, seed: int) -> tuple[Split, Tensor]:
+    """Images, and features about their classes' centres."""
+    random = torch.Generator().manual_seed(seed)
+    centres = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(0))
+    truth = torch.randint(CLASSES, (count,), generator=random)
+    wrong = torch.rand(count, generator=random) < 0.1
+    label = torch.where(wrong, torch.randint(CLASSES, (count,), generator=random), truth)
+    pictures = torch.randint(256, (count, 3, SIDE, SIDE), generator=random, dtype=torch.uint8)
+    features = normalize(centres[truth] + 2 * torch.randn(count, WIDTH, generator=random), dim=1)
+    return Split(pictures, [f"{i}.png" for i in range(count)], truth, label), features
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    (train, looks), (test, others) = split(TRAIN, 1), split(TEST, 2)
+    names = tuple(f"class {number}" for number in range(CLASSES))
+    data = Dataset("noise", names, names, train, test, "made up")
+    seconds, start = {}, time.monotonic()
+
+    def passed(what: str) -> None:
+        seconds[what] = round(time.monotonic() - start - sum(seconds.values()), 1)
+
+    graph = graph_of(looks, others, 20)
+    passed("graph of neighbours")
+    album = Album(Everything(data, torch.cat([looks, others]), graph.row, graph.similarity), IMAGES)
+    galleries = (of_test_images(album, 0),)
+    judged = judge(album, lambda part: looks)
+    passed("classes and suspects")
+    album.add_around(one_a_class_in_turn(train, 0).tolist())
+    pool = album.pool()
+    passed("thumbnails and map")
+    run = RunReport("noise", "noise", "complete", images=pool, galleries=galleries, classes=judged.classes)
+    page = render(Report((run,), "2026-01-01T00:00:00+00:00", "bench"))
+    passed("page")
+    found = {
+        "images": [TRAIN, TEST],
+        "features": WIDTH,
+        "seconds": seconds | {"in all": round(time.monotonic() - start, 1)},
+        "megabytes of the page": round(len(page.encode()) / 1e6, 1),
+        **describe_machine("cpu"),
+    }
+    write_text(given.out, json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""What a constraint brings near: images far out in M that M′ or a label calls related (Figure "Nearest neighbor
+selection", and the supplement's gallery)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from cmsf.constraints import Constraint
+from cmsf.neighbours import Own, find, nearest_vectors, top
+from cmsf.rows import UNKNOWN, Rows
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Images found for each query, nearest first, and the rank that each of them has in M; UNKNOWN where there is none.
+
+    Ranks count from 1 = the query itself, which is never among them.
+    """
+
+    image: Int[Tensor, "q k"]
+    rank: Int[Tensor, "q k"]
+
+
+class FarNeighbours:
+    """Some rows of a bank as queries, and all of it in the order of nearness to each of them."""
+
+    def __init__(self, query: Rows, rows: Rows) -> None:
+        self.query, self.rows = query, rows
+        self.own = Own(rows.positions_of(query.index))
+        similarity = (query.embedding @ rows.embedding.T).masked_fill(~rows.exists, -torch.inf)
+        position = torch.arange(len(rows), device=similarity.device)
+        self.order = top(self.own.settle(similarity, position), rows.index, len(rows))
+
+    def in_bank(self, k: int) -> Ranked:
+        """The nearest in M."""
+        return self._ranked(self.order[:, 1 : k + 1])
+
+    def in_older_bank(self, k: int) -> Ranked:
+        """The nearest in M′, by companions: the same images are in M, at these ranks."""
+        assert self.query.companion is not None
+        assert self.rows.companion is not None
+        allowed = self.rows.exists & self.rows.has_companion
+        others = Own(self.own.position, included=False)
+        companion = self.query.companion
+        return self._ranked(nearest_vectors(companion, self.rows.companion, allowed, self.rows.index, k, others))
+
+    def constrained(self, constraint: Constraint, k: int) -> Ranked:
+        """The nearest in C."""
+        row = find(self.query, self.rows, constraint, k, include_query=False).row
+        assert row is not None
+        return self._ranked(row)
+
+    def one_rank_before(self, found: Ranked) -> Ranked:
+        """In M, the image that is one place nearer than each of these; UNKNOWN where that is the query."""
+        place = found.rank - 2
+        return self._ranked(self.order.gather(1, place.clamp_min(0)).masked_fill(place < 1, UNKNOWN))
+
+    def _ranked(self, position: Int[Tensor, "q k"]) -> Ranked:
+        place = (self.order[:, None, :] == position[:, :, None]).int().argmax(2)
+        there = position != UNKNOWN
+        return Ranked(torch.where(there, self.rows.index[position], UNKNOWN), torch.where(there, place + 1, UNKNOWN))

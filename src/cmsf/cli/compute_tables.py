@@ -1,0 +1,181 @@
+"""What training costs, as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from cmsf.analysis.compute import PAPERS_PASS, Passes
+from cmsf.analysis.published import IMAGENET_IMAGES, SEMI_SUPERVISED
+from cmsf.analysis.slips import FLOPS, MAIN_BATCH, MAIN_EPOCHS, PASSES, slips
+from cmsf.printable import clipped, one_line, printable
+
+if TYPE_CHECKING:  # not above: the paper's table should not wait for torch
+    from cmsf.accounting import Spent
+    from cmsf.recipe import Resolved
+
+_WIDTH, _GAP = 100, "  "
+
+
+def papers_table() -> list[str]:
+    found = slips()
+    marks = {(slip.row, slip.figure) for slip in found}
+
+    def cell(text: str, row: str, figure: str) -> str:
+        return f"{text}{'*' if (row, figure) in marks else ' '}"
+
+    head = [
+        ["", "", "", "", "", "", "", "mini-", "steps/", "", "passes ", "FLOPs ", "top-1"],
+        ["", "fwd", "bwd", "batch ", "fwd", "bwd", "batch", "batch", "epoch", "epochs ", "1e8 ", "1e18 ", "%"],
+    ]
+    lines = []
+    for row in SEMI_SUPERVISED:
+        if row.calculation is None:
+            continue
+        said, compute = row.calculation, row.calculation.compute
+        lines.append(
+            [
+                row.name,
+                *_three(compute.unlabelled)[:2],
+                cell(str(compute.unlabelled.batch), row.name, MAIN_BATCH),
+                *_three(compute.labelled),
+                f"{compute.mini_batch:.0f}",
+                "" if said.per_epoch is None else str(said.per_epoch),
+                cell(str(row.epochs), row.name, MAIN_EPOCHS),
+                cell(f"{compute.passes / 1e8:.2f}", row.name, PASSES),
+                cell(f"{compute.flops / 1e18:.2f}", row.name, FLOPS),
+                f"{row.top_1}",
+            ]
+        )
+    named = [[slip.row, slip.figure, _plain(slip.printed), _plain(slip.computed), slip.why] for slip in found]
+    return [
+        f"ResNet-50 on ImageNet ({IMAGENET_IMAGES:,} images), 10 % of the labels: the paper's inputs, and what its own",
+        f"equation makes of them: FLOPs = (forward + 2 × backward passes) × {_power(PAPERS_PASS, 1)}, backbone alone,",
+        "a multiply-add counted as one.",
+        "",
+        *_with_groups(_aligned([*head, *lines]), ("unlabelled", "labelled")),
+        "",
+        "* The paper prints another figure, there or in its main table:",
+        "",
+        *_aligned([["", "", "printed", "computed", ""], *named], texts=(0, 1, 4)),
+        "",
+        "SimCLRv2 (+Self Dist), 20e18 in the main table, has no inputs in the supplement.",
+    ]
+
+
+def _with_groups(lines: list[str], names: Sequence[str]) -> list[str]:
+    """Names above the columns that begin with fwd."""
+    first, second, *rest = lines
+    start = 0
+    for name in names:
+        start = second.index("fwd", start)
+        first = f"{first[:start]}{name}{first[start + len(name) :]}"
+        start += len(name)
+    return [first, second, *rest]
+
+
+def _three(passes: Passes) -> list[str]:
+    return [f"{passes.forward:g}", f"{passes.backward:g}", str(passes.batch)] if passes.batch else ["", "", ""]
+
+
+class Row:
+    """One recipe, or one run."""
+
+    def __init__(self, name: str, recipe: Resolved, images: int, spent: Spent | None = None) -> None:
+        from cmsf.accounting import clean_views_of, compute_of
+
+        self.name, self.recipe, self.spent = name, recipe, spent
+        if spent is not None:
+            self.compute, self.clean_views = spent.compute, spent.clean_views
+        else:
+            self.compute = compute_of(recipe, images)
+            self.clean_views = clean_views_of(recipe, images, round(images * recipe.label_share))
+
+    @property
+    def network(self) -> str:
+        stem = ", small stem," if self.recipe.stem == "small" else ""
+        each = _power(self.compute.per_pass)
+        return f"{self.recipe.backbone}{stem} at {self.recipe.size} px: {each} multiply-adds a forward pass"
+
+    def cells(self) -> list[str]:
+        spent, compute, epochs = self.spent, self.compute, str(self.recipe.epochs)
+        beside = f"+{compute.labelled.batch}" if compute.labelled.batch else ""
+        seconds = None if spent is None else spent.seconds
+        accuracy = None if spent is None else spent.accuracy.get("20-nn")
+        return [
+            printable(self.name),
+            epochs if spent is None or spent.epochs == self.recipe.epochs else f"{spent.epochs} of {epochs}",
+            f"{round(compute.unlabelled.forward, 2):g}",
+            f"{round(compute.unlabelled.backward, 2):g}",
+            f"{compute.unlabelled.batch}{beside}",
+            str(compute.iterations),
+            _power(compute.passes),
+            _power(compute.flops),
+            "" if seconds is None else _duration(seconds),
+            "" if accuracy is None else f"{accuracy:.1f}",
+        ]
+
+    def note(self) -> str | None:
+        """What the offline cache of pseudo-labels adds."""
+        more = self.clean_views
+        if more is None:
+            return None
+        adds = f"{self.name}: the offline cache of pseudo-labels adds {more.iterations} forward passes of"
+        if self.spent is None and (self.recipe.label_share == 1 or self.recipe.labels_per_class):
+            return f"{adds} every labelled image"  # and how many there are is not in a recipe
+        share = 100 * more.flops / self.compute.flops if self.compute.flops else 0
+        return f"{adds} {more.unlabelled.batch} labelled images: {_power(more.flops)} FLOPs, {share:.2g} % more"
+
+
+def table_of(rows: Sequence[Row]) -> list[str]:
+    head = ["", "epochs", "fwd", "bwd", "batch", "steps", "passes", "FLOPs", "time", "20-NN"]
+    cells = [head, *(row.cells() for row in rows)]
+    there = [column for column in range(len(head)) if not column or any(line[column] for line in cells[1:])]
+    runs = any(row.spent is not None for row in rows)
+    notes = [
+        *dict.fromkeys(row.network for row in rows),
+        *(note for row in rows if (note := row.note())),
+        "fwd, bwd: passes of an image through the backbone, all that is counted; backward costs twice forward.",
+        "A multiply-add is one FLOP, as in the paper; its "
+        f"{_power(PAPERS_PASS, 1)} are of ResNet-50 with strides in 1×1 convolutions.",
+        *(["time: of training, by the log's images per second; without evaluations and pauses."] if runs else []),
+    ]
+    return [
+        *_aligned([[line[column] for column in there] for line in cells]),
+        "",
+        *(line for note in notes for line in wrap(one_line(note), _WIDTH, subsequent_indent=_GAP)),
+    ]
+
+
+def _aligned(lines: Sequence[Sequence[str]], texts: Sequence[int] = (0,)) -> list[str]:
+    """Columns side by side, those of text to the left; a long first column gives way to the others."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths[0] = min(widths[0], max(12, _WIDTH - sum(widths[1:]) - len(_GAP) * len(widths[1:])))
+    shown = []
+    for line in lines:
+        first, *rest = line
+        cells = [clipped(first, widths[0]), *rest]
+        padded = [
+            cell.ljust(width) if place in texts else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        shown.append(_GAP.join(padded).rstrip())
+    return shown
+
+
+def _plain(number: float) -> str:
+    return f"{number:.0f}" if number == int(number) and number > 99 else f"{number:.4g}"
+
+
+def _power(number: float, digits: int = 2) -> str:
+    """7.69e8."""
+    figure, power = f"{number:.{digits}e}".split("e")
+    return f"{figure}e{int(power)}"
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"

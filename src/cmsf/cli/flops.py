@@ -1,0 +1,164 @@
+"""cmsf flops"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from os.path import isdir
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cmsf.analysis.published import IMAGENET_IMAGES
+from cmsf.cli.compute_tables import Row, papers_table, table_of
+from cmsf.cli.parser import Parser, say_paths, whole
+from cmsf.errors import BadInput
+from cmsf.files import from_home
+from cmsf.recipe import AUTO, Recipe
+from cmsf.recipes import check_name, named
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST_IMAGES = 10**12
+_PICTURES = (".png", ".svg")
+_MEASURES = {"20-nn": "20-NN", "linear top-1": "linear", "SGD top-1": "linear by SGD"}
+"""What a picture has a panel for."""
+
+
+def add_parser(commands: Any) -> Parser:
+    parser: Parser = commands.add_parser(
+        "flops",
+        usage="cmsf flops [RECIPE | RUN ...] [--images N] [--out FILE]\n       cmsf flops --published --out FILE",
+        help="what training costs: the paper's table, recipes, runs",
+        description="What training costs, by the paper's equation: FLOPs = (forward passes + 2 × backward passes) × "
+        "those of a forward pass, through the backbone alone, a multiply-add counted as one, and a crop of K px beside "
+        "views of S px as (K / S)² of a pass. Without arguments, the paper's table from its own inputs, and what of it "
+        "does not follow from them. With recipes or runs, a row of each: for a run so far as it has come, with the "
+        "time its training took and its last 20-NN accuracy. What a pass costs is counted in the network.",
+    )
+    parser.add_argument("items", nargs="*", metavar="RECIPE | RUN", help="METHOD-SCALE, a recipe.yaml, or a run folder")
+    parser.add_argument(
+        "--images",
+        metavar="N",
+        help="training images of a recipe (default: ImageNet's for -imagenet, the embedded sample's for -small)",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="a .png or .svg of the runs' accuracy (20-NN, and linear where it was evaluated) against their compute; "
+        "runs on ImageNet have the published results beside them",
+    )
+    parser.add_argument(
+        "--published", action="store_true", help="draw the paper's Figure 1 into --out, from its tables alone"
+    )
+    parser.set_defaults(command=_flops)
+    return parser
+
+
+def _flops(chosen: argparse.Namespace) -> int:
+    images = whole("--images", chosen.images, 2, _MOST_IMAGES, "those that a recipe learns from")
+    out = None if chosen.out is None else _picture(chosen.out)
+    runs, recipes = _told_apart(chosen.items)
+    if chosen.published and (out is None or chosen.items):
+        raise BadInput("--published draws the paper's figure; give --out FILE with it, and no recipes or runs")
+    if images is not None and not recipes:
+        raise BadInput("--images is for recipes, and none is given; leave it out")
+    if out is not None and not chosen.published and not runs:
+        raise BadInput("--out draws runs, and none is given; give some, or --published for the paper's figure")
+    if chosen.published and out is not None:
+        from cmsf.analysis.compute_picture import draw_published
+
+        return _save(draw_published(), out)
+    if not chosen.items:
+        print("\n".join(papers_table()))
+        return 0
+    rows = _rows(chosen.items, recipes, images)
+    figure = None if out is None else _drawn([row for row in rows if row.spent is not None])
+    print("\n".join(table_of(rows)))
+    return 0 if figure is None or out is None else _save(figure, out)
+
+
+def _picture(text: str) -> Path:
+    out = from_home(text)
+    if out.suffix.lower() not in _PICTURES:
+        raise BadInput(f"--out {text} will not do; a picture is a {' or a '.join(_PICTURES)} file")
+    if not isdir(out.parent):
+        raise BadInput(f"--out {text} will not do: there is no folder {out.parent}")
+    return out
+
+
+def _save(figure: Figure, out: Path) -> int:
+    from cmsf.analysis.thumbnails import save_figure
+
+    try:
+        save_figure(figure, out)
+    except OSError as error:
+        raise BadInput(f"cannot write {out}: {error.strerror}; give another --out") from None
+    say_paths({"picture": out})
+    return 0
+
+
+def _told_apart(items: Sequence[str]) -> tuple[list[str], dict[str, Recipe]]:
+    """Runs, and recipes by what they were called; a mistake is refused before anything is counted."""
+    runs: list[str] = []
+    recipes: dict[str, Recipe] = {}
+    for item in items:
+        path = from_home(item)
+        if isdir(path):
+            if not (path / "recipe.yaml").exists():
+                raise BadInput(f"{item} is no run: it has no recipe.yaml; give a folder that cmsf train wrote")
+            runs.append(item)
+        elif "/" in item and not item.endswith((".yaml", ".yml")):
+            raise BadInput(f"there is no run {item}; give a folder that cmsf train wrote, or a recipe")
+        else:
+            check_name(item)
+            recipes[item] = named(item)
+    return runs, recipes
+
+
+def _rows(items: Sequence[str], recipes: dict[str, Recipe], images: int | None) -> list[Row]:
+    from cmsf.accounting import spent
+    from cmsf.progress import shown
+    from cmsf.resolving import expected
+
+    rows = []
+    for item in shown(items, "counting", len(items)):
+        if item in recipes:
+            count, side = _expected_images(item, recipes[item], images)
+            rows.append(Row(item, expected(recipes[item], count, side), count))
+        else:
+            found = spent(item)
+            rows.append(Row(item, found.recipe, found.images, found))
+    return rows
+
+
+def _expected_images(name: str, recipe: Recipe, images: int | None) -> tuple[int, int]:
+    """How many images, and of which size, where none are there: those that the scale is for."""
+    from cmsf.data import open_source
+
+    if name.endswith("-small"):
+        sample = open_source(None)
+        return images or len(sample.train), sample.typical_side()
+    if images is None and not name.endswith("-imagenet"):
+        raise BadInput(f"what {name} costs depends on how many images there are; give --images N")
+    if recipe.size == AUTO:
+        raise BadInput(f"{name} leaves its size to the images; put a number into it, as size: 32")
+    return images or IMAGENET_IMAGES, recipe.size
+
+
+def _drawn(rows: Sequence[Row]) -> Figure:
+    from cmsf.analysis.compute_picture import Point, draw_runs, published_points
+    from cmsf.analysis.thumbnails import PLAIN
+
+    panels: dict[str, list[Point]] = {}
+    for measure, title in _MEASURES.items():
+        for row in rows:
+            if row.spent is not None and row.compute.flops and measure in row.spent.accuracy:
+                point = Point(row.name, row.compute.flops, row.spent.accuracy[measure])
+                panels.setdefault(title, []).append(point)
+    if not panels:
+        raise BadInput("no run has an accuracy to draw; give runs whose images have labels to judge by")
+    beside = {}
+    if all(row.spent is not None and row.spent.on_imagenet for row in rows):
+        beside = {title: published_points(measure, colour=PLAIN) for measure, title in _MEASURES.items()}
+    return draw_runs(panels, beside)

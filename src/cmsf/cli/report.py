@@ -1,0 +1,41 @@
+"""cmsf report"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from cmsf.cli.parser import Parser, add_machine_flags, say_paths, set_threads, workers
+from cmsf.errors import BadInput
+from cmsf.files import from_home
+
+
+def add_parser(commands: Any) -> Parser:
+    parser: Parser = commands.add_parser(
+        "report",
+        help="one HTML page that shows what a run has learned",
+        description="Write one self-contained page of a run, or of several side by side: summary, curves, purity and "
+        "ranks, neighbours to click through, a map of the images, classes, suspect labels, evaluations, compute, "
+        "recipe and environment. Each plot is also written as PNG and SVG, in a folder beside the page.",
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="folders that cmsf train wrote")
+    parser.add_argument("--out", metavar="HTML", help="the page (default: report.html in the first run's folder)")
+    add_machine_flags(parser)
+    parser.set_defaults(command=_report)
+    return parser
+
+
+def _report(chosen: argparse.Namespace) -> int:
+    set_threads(chosen.threads)
+    from cmsf.report.gathering import Machine
+    from cmsf.report.writing import write_report
+    from cmsf.run import Run
+    from cmsf.screen import Screen
+
+    runs = [Run(path) for path in dict.fromkeys(chosen.runs)]
+    out = runs[0].folder.report_file if chosen.out is None else from_home(chosen.out)
+    if not out.absolute().parent.is_dir():
+        raise BadInput(f"there is no folder {out.parent} to put the report into; make it, or give another --out")
+    plots = write_report(runs, out, Machine(chosen.device, workers(chosen.workers), Screen().say))
+    say_paths({"report": out, "plots": plots})
+    return 0

@@ -1,0 +1,108 @@
+"""Plots that serve twice: on the page, where they follow light and dark, and as files for a paper."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from cmsf.files import atomically, own_folder
+from cmsf.report.contents import INK, PAPER, Plot
+
+BIN = 5
+"""Ranks that are counted together."""
+_COLOURS = ("#0969da", "#cf222e", "#1a7f37", "#bf8700", "#8250df", "#1b7c83", "#bc4c00", "#6e7781")
+"""Seen on white and on black, and told apart in this order."""
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.15,
+    "grid.color": INK,
+    "text.parse_math": False,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A plot, before it is anywhere."""
+
+    section: str
+    name: str
+    title: str
+    caption: str
+    figure: Figure
+
+    def on_page(self, run: int) -> Plot:
+        """For a page; run: its number there, for no two plots of a page may share names."""
+        return Plot(self.section, self.name, self.title, self.caption, _svg(self.figure, f"{self.name}-{run}"))
+
+    def save(self, folder: Path) -> None:
+        """A PNG and an SVG."""
+        own_folder(folder)
+        with atomically(folder / f"{self.name}.png") as temporary, mpl.rc_context(_STYLE):
+            self.figure.savefig(temporary, format="png", dpi=200, facecolor=PAPER)
+        with atomically(folder / f"{self.name}.svg") as temporary:
+            temporary.write_text(_svg(self.figure, self.name), encoding="utf-8")
+
+
+def curves(
+    x: Sequence[float], lines: Mapping[str, Sequence[float | None]], below: str, beside: str, share: bool = False
+) -> Figure:
+    """Lines over epochs; a value that is not there is left out. share: of one, shown in per cent."""
+    with mpl.rc_context(_STYLE):
+        figure, axes = _axes(below, beside)
+        for colour, (name, values) in zip(_COLOURS, lines.items(), strict=False):
+            there = [(at, value) for at, value in zip(x, values, strict=True) if value is not None]
+            marker = "o" if len(there) < 25 else ""
+            axes.plot(*zip(*there, strict=True), color=colour, label=name, marker=marker, markersize=3.5)
+        if share:
+            axes.set_ylim(bottom=0)
+            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+        axes.set_xlim(min(x) - 0.5, max(x) + 0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if len(lines) > 1:
+            axes.legend(fontsize=8)
+        return figure
+
+
+def bars(heights: Mapping[str, Sequence[float]], below: str, beside: str) -> Figure:
+    """Histograms of the same bins of BIN from 1 on, drawn as steps over one another."""
+    with mpl.rc_context(_STYLE):
+        figure, axes = _axes(below, beside)
+        for colour, (name, values) in zip(_COLOURS, heights.items(), strict=False):
+            edges = [BIN * place + 0.5 for place in range(len(values) + 1)]
+            axes.stairs(values, edges, color=colour, label=name, linewidth=1.6)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+        axes.legend(fontsize=8)
+        return figure
+
+
+def _axes(below: str, beside: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(5.2, 3.1), layout="constrained", facecolor="none")
+    axes = figure.add_subplot(facecolor="none")
+    axes.set_xlabel(below)
+    axes.set_ylabel(beside)
+    return figure, axes
+
+
+def _svg(figure: Figure, salt: str) -> str:
+    """From its first tag on, with names that depend on the salt, and nothing of the time or the machine."""
+    with mpl.rc_context(_STYLE | {"svg.hashsalt": salt, "svg.id": salt}):
+        written = io.StringIO()
+        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = written.getvalue()
+    return text[text.index("<svg") :]

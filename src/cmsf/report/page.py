@@ -1,0 +1,173 @@
+"""The page itself: one file that asks nothing of the network and runs no script but its own.
+
+Texts go through `printable` on their way into it and are escaped by jinja, or by JSON for the page's script, which sets
+them as text alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from cmsf.printable import clipped, printable
+from cmsf.report.comparison import compared
+from cmsf.report.contents import INK, PAPER, Pool, Report, RunReport
+
+LONGEST_NAME = 120
+"""Longer names lose their middle."""
+_SCRIPTS = (
+    "basics.js",
+    "storage.js",
+    "tables.js",
+    "thumbs.js",
+    "walk.js",
+    "map.js",
+    "printing.js",
+    "live.js",
+    "page.js",
+)
+"""One script when the page is written, in this order; the last one starts it."""
+
+
+def render(report: Report) -> str:
+    """The whole of report.html; the same report gives the same page."""
+    script = "".join(_asset(name) for name in _SCRIPTS)
+    template = _environment().get_template("template.html")
+    return template.render(
+        report=report,
+        runs=[(number, run, _sections(run)) for number, run in enumerate(report.runs)],
+        comparison=compared(report.runs),
+        policy=_policy(script),
+        style=Markup(_asset("page.css")),
+        script=Markup(script),
+        data=Markup(_json(_pictures(report.runs))),
+    )
+
+
+def _policy(script: str) -> str:
+    """Nothing may be fetched, and no script runs but the one whose hash this is; drawings have styles of their own."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _sections(run: RunReport) -> list[tuple[str, str]]:
+    """The parts that a run has, by their ids and headings, in the order in which they stand."""
+    plots = [(_slug(heading), heading) for heading in dict.fromkeys(plot.section for plot in run.plots)]
+    placed = run.images is not None and bool(run.images.projections)
+    others = (
+        ("neighbours", "Neighbours", run.galleries),
+        ("map", "Map", placed),
+        ("classes", "Classes", run.classes or run.pairs),
+        ("suspects", "Suspect labels", run.suspects),
+        ("results", "Evaluation", run.results),
+        ("compute", "Compute", run.compute),
+        ("settings", "Recipe and environment", run.recipe or run.environment),
+    )
+    return [*plots, *((name, heading) for name, heading, present in others if present)]
+
+
+def _slug(heading: str) -> str:
+    return "plots-" + re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
+
+
+def _pictures(runs: Sequence[RunReport]) -> dict[str, Any]:
+    """What the script knows: the pools, with a thumbnail that is in several stored once."""
+    number_of: dict[str, int] = {}
+    pools = [None if run.images is None else _pool(run.images, number_of) for run in runs]
+    return {"thumbnails": list(number_of), "runs": pools}
+
+
+def _pool(pool: Pool, number_of: dict[str, int]) -> dict[str, Any]:
+    return {
+        "thumbnail": [number_of.setdefault(address, len(number_of)) for address in pool.thumbnail],
+        "path": [_short(path) for path in pool.path],
+        "split": [_short(split) for split in pool.split],
+        "label": pool.label,
+        "truth": pool.truth,
+        "classes": [_short(name) for name in pool.classes],
+        "near": [[(image, _rounded(similarity)) for image, similarity in near] for near in pool.near],
+        "exact": pool.exact,
+        "projections": [
+            {"name": one.name, "x": [_rounded(x) for x in one.x], "y": [_rounded(y) for y in one.y]}
+            for one in pool.projections
+        ],
+    }
+
+
+def _rounded(value: float) -> float | None:
+    """As far as it can be seen; JSON has no NaN."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def _json(value: Any) -> str:
+    """JSON that stays inside of its script element, whatever its strings hold; all but ASCII is escaped as well."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for letter in "<>&":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("cmsf.report", "assets"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_seen,
+    )
+    environment.filters |= {"drawing": _drawing, "short": _short, "percent": _percent, "number": _number}
+    environment.filters |= {"slug": _slug, "minutes": _minutes}
+    return environment
+
+
+def _seen(value: Any) -> Any:
+    """Every text that the template shows: marks that turn or hide words become escapes."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _drawing(svg: str, prefix: str) -> Markup:
+    """A drawing for the middle of a page: without the head of a file, in the page's own ink and paper, and with ids
+    that no other drawing has."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)  # of all that is on the page; page.css has it
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
+    return Markup(svg.replace(INK, "var(--ink)").replace(PAPER, "var(--paper)"))
+
+
+def _short(name: str) -> str:
+    return clipped(printable(name), LONGEST_NAME)
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None or not math.isfinite(share) else f"{100 * share:.1f} %"
+
+
+def _number(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value:,.1f}" if abs(value) >= 1 else f"{value:.3g}"
+
+
+def _minutes(written: str) -> str:
+    """An ISO 8601 time as one reads it, to the minute."""
+    return written[:16].replace("T", " ")
+
+
+def _asset(name: str) -> str:
+    return files("cmsf.report").joinpath("assets", name).read_text(encoding="utf-8")

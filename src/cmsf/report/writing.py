@@ -1,0 +1,61 @@
+"""report.html: of one run or several, and, while a run is trained, of what is known so far."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from cmsf.errors import BadInput
+from cmsf.files import own_folder, readable, write_text
+from cmsf.report.contents import Report
+from cmsf.report.gathering import Gathered, Machine, gather, gather_history
+from cmsf.report.page import render
+from cmsf.run import Run
+from cmsf.run_folder import RunFolder
+
+LARGEST = 10_000_000
+_PAUSE = 10.0
+"""Seconds between two pages of a run that is being trained: to draw one takes a second or two."""
+_IMAGES = 2_400
+"""On a page, of all its runs together; some 2 kB each."""
+
+
+def write_report(runs: Sequence[Run], out: Path, machine: Machine) -> Path:
+    """A page of one file, and each plot as PNG and SVG in the folder beside it that is returned."""
+    most = _IMAGES // len(runs)
+    gathered = [gather(run, machine, most, number) for number, run in enumerate(runs)]
+    plots = out.with_name(f"{out.stem}-plots")
+    own_folder(plots)
+    for number, one in enumerate(gathered, start=1):
+        for drawing in one.drawings:
+            drawing.save(plots if len(runs) == 1 else plots / f"run-{number}")
+    _write(out, gathered, live=False)
+    return plots
+
+
+class LiveReport:
+    """report.html of a run that is being trained, as often as it is called but for short epochs; an open page looks for
+    a newer one."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder, self.written = folder, -math.inf
+
+    def __call__(self) -> None:
+        if time.monotonic() - self.written >= _PAUSE:
+            _write(self.folder.report_file, [gather_history(Run(self.folder.path))], live=True)
+            self.written = time.monotonic()
+
+
+def _write(out: Path, gathered: Sequence[Gathered], live: bool) -> None:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    page = render(Report(tuple(one.report for one in gathered), now, version("cmsf"), live))
+    size = len(page.encode())
+    if size > LARGEST:
+        raise BadInput(
+            f"a report of {len(gathered)} runs has {readable(size)}, and {readable(LARGEST)} are the most; give fewer"
+        )
+    write_text(out, page)

@@ -1,0 +1,490 @@
+"""What training costs: the paper's table from its inputs, and recipes and runs by the same equation."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import write_npz
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from runs import TINY, metrics
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import cmsf
+from cmsf.accounting import clean_views_of, compute_of, multiply_adds, spent
+from cmsf.analysis.compute import PAPERS_PASS, Compute, Passes, share_of_pass
+from cmsf.analysis.compute_picture import Point, draw_runs, published_points
+from cmsf.analysis.published import IMAGENET_IMAGES, MULTI_CROP, SELF_SUPERVISED, SEMI_SUPERVISED, SMALL_CROP
+from cmsf.analysis.slips import (
+    FLOPS,
+    MAIN_BATCH,
+    MAIN_EPOCHS,
+    MAIN_FLOPS,
+    PASSES,
+    PER_EPOCH,
+    RATIO,
+    SYMMETRY,
+    printed,
+    slips,
+)
+from cmsf.assembly import make_learner
+from cmsf.backbones import make_backbone
+from cmsf.cli import main
+from cmsf.errors import BadInput
+from cmsf.recipes import named
+from cmsf.resolving import expected
+from cmsf.run_folder import RunFolder
+from cmsf.views import WholeBatch
+
+
+def total_flops(compute: Compute) -> tuple[float, float]:
+    """The supplement's equation as it stands there, image by image: all passes, and FLOPs."""
+    passes = flops = 0.0
+    for _ in range(compute.iterations):
+        for part in (compute.unlabelled, compute.labelled):
+            for _ in range(part.batch):
+                passes += part.forward + part.backward
+                flops += part.forward * compute.per_pass + 2 * part.backward * compute.per_pass
+    return passes, flops
+
+
+@pytest.mark.parametrize("labelled", [Passes(), Passes(1, 1, 5), Passes(2, 0.5, 3)])
+def test_passes_and_flops_are_the_sum_over_every_image_of_every_step(labelled: Passes) -> None:
+    compute = Compute(Passes(3.1, 2.5, 7), 11, labelled, per_pass=13.0)
+    assert (compute.passes, compute.flops) == pytest.approx(total_flops(compute))
+    assert compute.mini_batch * compute.iterations == pytest.approx(compute.passes)
+
+
+def test_a_small_crop_counts_by_its_area() -> None:
+    assert share_of_pass(96) == pytest.approx(0.184, abs=5e-4)  # the paper's own example
+    assert round(2 + 6 * share_of_pass(SMALL_CROP), 1) == MULTI_CROP  # SwAV's and PAWS's
+
+
+COMPUTED = {
+    "Mean Shift": (768, 7.686, 3.997),
+    "BYOL": (24576, 76.677, 39.872),
+    "SwAV": (25395.2, 63.386, 37.081),
+    "SimCLRv2": (16384, 40.894, 23.923),
+    "UDA": (47104, 18.842, 9.824),
+    "FixMatch": (17408, 13.056, 6.889),
+    "MPL": (10752, 53.760, 29.453),
+    "PAWS (sup=6720)": (38835.2, 36.350, 21.265),
+    "PAWS (sup=1680)": (4947.2, 24.756, 14.482),
+    "PAWS (sup=400)": (2387.2, 11.946, 6.988),
+    "CMSF semi-basic": (768, 7.686, 3.997),
+    "CMSF semi": (768, 7.686, 3.997),
+    "CMSF semi, mixed": (2304, 7.686, 3.997),
+}
+"""By hand: mini-batch, passes in 1e8, FLOPs in 1e18."""
+
+
+def test_every_row_of_the_papers_table_follows_from_its_inputs() -> None:
+    found = {row.name: row.calculation.compute for row in SEMI_SUPERVISED if row.calculation is not None}
+    assert found.keys() == COMPUTED.keys()
+    for name, compute in found.items():
+        figures = (compute.mini_batch, compute.passes / 1e8, compute.flops / 1e18)
+        assert figures == pytest.approx(COMPUTED[name], abs=5e-4)
+        assert compute.per_pass == PAPERS_PASS
+
+
+def test_exactly_these_figures_of_the_paper_do_not_follow_from_its_inputs() -> None:
+    assert {(slip.row, slip.figure): (slip.printed, round(slip.computed, 2)) for slip in slips()} == {
+        ("SimCLRv2", FLOPS): (16, 23.92),
+        ("SimCLRv2", MAIN_FLOPS): (16, 23.92),
+        ("UDA", MAIN_EPOCHS): (800, 481.93),
+        ("FixMatch", FLOPS): (70, 6.89),
+        ("MPL", FLOPS): (30, 29.45),
+        ("MPL", MAIN_FLOPS): (30, 29.45),
+        ("MPL", MAIN_BATCH): (2048, 2176),
+        ("PAWS (sup=6720)", PASSES): (36.6, 36.35),
+        ("PAWS (sup=6720)", MAIN_BATCH): (4096, 10816),
+        ("PAWS (sup=1680)", FLOPS): (15, 14.48),
+        ("PAWS (sup=1680)", MAIN_FLOPS): (15, 14.48),
+        ("PAWS (sup=1680)", MAIN_BATCH): (256, 1936),
+        ("PAWS (sup=400)", PASSES): (12.0, 11.95),
+        ("PAWS (sup=400)", MAIN_BATCH): (256, 656),
+        ("PAWS (sup=6720)", RATIO): (4.8, 5.32),
+        ("SimCLR, SwAV, SimSiam", SYMMETRY): (2, 1.5),
+    }
+    assert all(slip.why for slip in slips())
+    assert len(printed()) == 13 * 6 + 11 + 3  # two rows have no iterations an epoch
+
+
+def test_what_is_said_of_how_a_slip_came_about_gives_the_printed_figure() -> None:
+    rows = {row.name: row.calculation.compute for row in SEMI_SUPERVISED if row.calculation is not None}
+    simclr, paws, paws_400 = (rows[name] for name in ("SimCLRv2", "PAWS (sup=6720)", "PAWS (sup=400)"))
+    assert round(simclr.passes * PAPERS_PASS / 1e18) == 16
+    assert round(paws.mini_batch * 314 * 300 / 1e8, 1) == 36.6
+    exact = 2 + 6 * share_of_pass(SMALL_CROP)
+    assert round(2 * (exact * 256 + 400) * paws_400.iterations / 1e8, 1) == 12.0
+    assert round(36.6 / 7.7, 1) == 4.8
+
+
+def test_iterations_an_epoch_are_whole_batches_of_imagenet() -> None:
+    assert all(figure.follows for figure in printed() if figure.figure == PER_EPOCH)
+    assert IMAGENET_IMAGES // 256 == 5004
+
+
+def test_the_self_supervised_table_costs_what_the_supplement_says_of_the_same_methods() -> None:
+    def flops(name: str, epochs: int, multi_crop: bool = False) -> float:
+        rows = [row for row in SELF_SUPERVISED if (row.name, row.epochs, row.multi_crop) == (name, epochs, multi_crop)]
+        assert rows[0].compute is not None
+        return rows[0].compute.flops / 1e18
+
+    assert flops("BYOL", 1000) == pytest.approx(39.872, abs=5e-4)
+    assert flops("SwAV", 800, multi_crop=True) == pytest.approx(37.081, abs=5e-4)
+    assert flops("MSF (256K)", 200) == flops("CMSF self (128K)", 200) == pytest.approx(3.997, abs=5e-4)
+    assert flops("CMSF self (128K)", 200, multi_crop=True) == pytest.approx(6.199, abs=5e-4)  # four small crops
+
+
+# Recipes and runs
+
+
+def counted(name: str, images: int = IMAGENET_IMAGES, side: int = 28, **changes: Any) -> Compute:
+    return compute_of(expected(named(name).changed(changes), images, side), images)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "row"),
+    [
+        ("msf-imagenet", "Mean Shift"),
+        ("cmsf-semi-imagenet", "CMSF semi"),
+        ("cmsf-semi-basic-imagenet", "CMSF semi-basic"),
+        ("paws-imagenet", "PAWS (sup=6720)"),
+        ("paws+support-400-imagenet", "PAWS (sup=400)"),
+    ],
+)
+def test_a_recipe_of_the_papers_scale_passes_as_often_as_the_papers_table_says(recipe: str, row: str) -> None:
+    mine, theirs = counted(recipe), next(one.calculation for one in SEMI_SUPERVISED if one.name == row)
+    assert theirs is not None
+    assert mine.iterations == theirs.compute.iterations
+    assert mine.labelled == theirs.compute.labelled
+    assert mine.passes == pytest.approx(theirs.compute.passes, rel=1e-3)  # the paper's 3.1 is 3.102
+    assert mine.flops / mine.per_pass == pytest.approx(theirs.compute.flops / PAPERS_PASS, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "forward", "backward", "beside"),
+    [
+        ("cmsf-self-small", {}, 2, 1, 0),
+        ("cmsf-self-small", {"companions": "third-view"}, 3, 1, 0),
+        ("msf-small", {"extra_crops": 4, "size": 56, "extra_size": 28}, 3, 2, 0),
+        ("xent-small", {}, 1, 1, 0),  # it has no target
+        ("byol-sym-small", {}, 4, 2, 0),
+        ("simclr-small", {}, 2, 2, 0),
+        ("simsiam-small", {}, 2, 2, 0),
+        ("moco-v2-small", {}, 2, 1, 0),
+        ("fixmatch-small", {}, 2, 2, 64),  # the paper's is 2, 1: see `cmsf.accounting`
+        ("paws-small", {}, 2, 2, 640),
+        ("paws-small", {"support_classes": 4, "support_images": 3}, 2, 2, 12),
+    ],
+)
+def test_passes_are_those_that_the_objective_declares(
+    recipe: str, changes: dict[str, Any], forward: float, backward: float, beside: int
+) -> None:
+    compute = counted(recipe, 1000, **changes)
+    assert (compute.unlabelled.forward, compute.unlabelled.backward) == (forward, backward)
+    assert compute.labelled == (Passes(1, 1, beside) if beside else Passes())
+    assert compute.unlabelled.batch == 128
+    assert compute.iterations == 1000 // 128 * 20
+
+
+@pytest.mark.parametrize(("changes", "passed"), [({}, 3), ({"companions": "third-view"}, 4), ({"extra_crops": 2}, 4)])
+def test_a_step_passes_as_often_as_is_counted(changes: dict[str, Any], passed: float) -> None:
+    recipe = expected(
+        named("cmsf-self-small").changed({"size": 16, "extra_size": 8, "batch_size": 4} | changes), 12, 16
+    )
+    learner = make_learner(recipe, torch.zeros(12, dtype=torch.int64), "cpu")
+    seen: list[float] = []
+    for encoder, weight in ((learner.encoders.online, 2), (learner.encoders.target, 1)):
+        assert encoder is not None
+
+        def look(_: nn.Module, images: tuple[Tensor], weight: int = weight) -> None:
+            seen.append(weight * len(images[0]) * share_of_pass(images[0].shape[-1], recipe.size))
+
+        encoder.backbone.register_forward_pre_hook(look)
+    images = torch.zeros(4, 3, 16, 16, dtype=torch.uint8)
+    learner.step(WholeBatch(torch.arange(4), 0, 0, images), 0.99)
+    assert sum(seen) == 4 * passed
+    assert compute_of(recipe, 12).mini_batch == 4 * passed
+
+
+def test_multiply_adds_of_small_convolutions_are_those_counted_by_hand() -> None:
+    side, stem, (a, b, c, d) = 8, 3, (16, 32, 64, 128)
+    by_hand = side**2 * 9 * stem * a + side**2 * 2 * 9 * a * a
+    for inputs, outputs, pixels in ((a, b, 4**2), (b, c, 2**2), (c, d, 1)):
+        by_hand += pixels * (9 * inputs * outputs + 9 * outputs * outputs + inputs * outputs)
+    assert multiply_adds("small-residual", "standard", side) == by_hand
+
+
+def test_resnet_50_has_4_09e9_and_with_the_strides_of_the_paper_it_cites_3_86e9() -> None:
+    assert multiply_adds("resnet50", "standard", 224) == pytest.approx(4.09e9, rel=1e-3)
+    with torch.device("meta"):
+        network = make_backbone("resnet50").requires_grad_(False)
+        for block in network.modules():
+            if hasattr(block, "conv3"):
+                block.conv1.stride, block.conv2.stride = block.conv2.stride, (1, 1)
+        with FlopCounterMode(display=False) as counter:
+            network.eval()(torch.zeros(1, 3, 224, 224))
+    assert counter.get_total_flops() / 2 == pytest.approx(3.86e9, rel=2e-3)
+    assert round(counter.get_total_flops() / 2, -8) == PAPERS_PASS
+
+
+def test_counting_leaves_random_numbers_as_they_are() -> None:
+    torch.manual_seed(0)
+    first = torch.rand(1)
+    torch.manual_seed(0)
+    multiply_adds.cache_clear()
+    counted("cmsf-self-small", 100)
+    assert torch.rand(1) == first
+
+
+@pytest.mark.parametrize(("images", "times"), [(640, 5), (128, 2)])
+def test_the_offline_cache_passes_the_labelled_images_in_the_middle_of_an_epoch_and_between_two(
+    images: int, times: int
+) -> None:
+    offline = {"pseudo_cache": "offline", "epochs": 3, "batch_size": 128}
+    recipe = expected(named("cmsf-semi-small").changed(offline), images, 28)
+    more = clean_views_of(recipe, images, labelled=10)
+    assert more is not None
+    assert (more.forward_passes, more.backward_passes) == (10 * times, 0)
+    assert more.per_pass == compute_of(recipe, images).per_pass
+    assert clean_views_of(replace(recipe, pseudo_cache="online"), images, 10) is None
+    assert clean_views_of(expected(named("msf-small"), 640, 28), 640, 10) is None
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> cmsf.Run:
+    folder = tmp_path_factory.mktemp("compute")
+    data = write_npz(folder / "bars.npz", per_class=20)
+    offline = {"pseudo_cache": "offline", "label_share": 0.25}
+    return cmsf.train("cmsf-semi-small", data, folder / "run", quiet=True, **TINY, **offline)
+
+
+@pytest.fixture
+def copied(run: cmsf.Run, tmp_path: Path) -> RunFolder:
+    return RunFolder(Path(shutil.copytree(run.path, tmp_path / "copied")))
+
+
+def test_a_run_has_cost_what_its_recipe_does_and_its_log_says_how_long(run: cmsf.Run) -> None:
+    found = spent(run.path)
+    assert found.images == 72
+    assert found.epochs == 3
+    assert found.compute == compute_of(run.recipe, 72)
+    assert found.compute.iterations == 6
+    lines = metrics(run, "epoch")
+    assert found.seconds == pytest.approx(sum(64 / line["images_per_second"] for line in lines))
+    assert found.accuracy["20-nn"] == lines[-1]["20-nn"]
+    labelled = len(run.data().train.labelled)
+    assert found.clean_views is not None
+    assert found.clean_views.passes == labelled * 5
+    assert not found.on_imagenet
+
+
+def rewrite_lines(folder: RunFolder, **changes: Any) -> None:
+    lines = [json.loads(line) for line in folder.metrics_file.read_text().splitlines()]
+    folder.metrics_file.write_text("".join(json.dumps(line | changes) + "\n" for line in lines))
+
+
+def test_an_unfinished_run_has_cost_its_whole_epochs_and_a_torn_line_is_none(copied: RunFolder) -> None:
+    lines = copied.metrics_file.read_text().splitlines(keepends=True)
+    last = next(number for number, line in enumerate(lines) if json.loads(line)["step"] == 4 and '"epoch", ' in line)
+    copied.metrics_file.write_text("".join(lines[: last + 1]) + lines[-1][:-1])
+    found = spent(copied)
+    assert found.epochs == 2
+    assert found.compute == compute_of(copied.recipe(), 72, epochs=2)
+    assert found.clean_views is not None
+    assert found.clean_views.iterations == 3
+    copied.metrics_file.write_text("")
+    assert spent(copied).compute.flops == 0
+
+
+@pytest.mark.parametrize("rate", [0.0, None, "fast", -1, 10**400, True])
+def test_without_a_rate_of_every_epoch_nobody_knows_how_long_it_took(rate: Any, copied: RunFolder) -> None:
+    rewrite_lines(copied, images_per_second=rate)
+    assert spent(copied).seconds is None
+
+
+@pytest.mark.parametrize("step", [0, 3, 2.0, "2", None, 2**70, 8, [2]])
+def test_epochs_that_the_run_cannot_have_are_refused(step: Any, copied: RunFolder) -> None:
+    rewrite_lines(copied, step=step)
+    with pytest.raises(BadInput, match="has epochs that are not those of its recipe and images"):
+        spent(copied)
+
+
+@pytest.mark.parametrize("line", ['{"kind": "epoch", \n', '{"kind": "epoch", ' + "x" * (1 << 20)])
+def test_a_log_that_is_none_is_refused(line: str, copied: RunFolder) -> None:
+    copied.metrics_file.write_text(line)
+    with pytest.raises(BadInput, match="it is not what cmsf train wrote"):
+        spent(copied)
+    copied.metrics_file.unlink()
+    with pytest.raises(BadInput, match=r"has no metrics\.jsonl"):
+        spent(copied)
+
+
+def test_linear_accuracy_is_that_of_the_runs_results(copied: RunFolder) -> None:
+    copied.results.mkdir(exist_ok=True)
+    (copied.results / "linear.json").write_text('{"figures": {"linear top-1": 81.5, "linear top-5": 99}}')
+    (copied.results / "linear-sgd.json").write_text('["no figures"]')
+    assert spent(copied).accuracy["linear top-1"] == 81.5
+    assert "SGD top-1" not in spent(copied).accuracy
+
+
+@pytest.mark.parametrize(("classes", "test", "comparable"), [(1000, 500, True), (1000, 90, False), (9, 500, False)])
+def test_only_imagenet_is_compared_with_what_is_published(
+    classes: int, test: int, comparable: bool, copied: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundredth of it; a few images may be missing."""
+    monkeypatch.setattr("cmsf.accounting.IMAGENET_IMAGES", 12_811)
+    monkeypatch.setattr("cmsf.accounting.IMAGENET_TEST_IMAGES", 500)
+    split = ["train"] * 12_800 + ["test"] * test
+    truth = [str(number % classes) for number in range(len(split))]
+    monkeypatch.setattr(RunFolder, "columns", lambda _: {"split": split, "label": truth, "truth": truth})
+    copied.metrics_file.write_text("")
+    assert spent(copied).on_imagenet is comparable
+
+
+# The command
+
+
+def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> list[str]:
+    assert main(["flops", *map(str, arguments)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    return lines
+
+
+def test_the_papers_table_is_printed_with_its_slips_marked_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(capsys)
+    row = next(line for line in lines if line.startswith("PAWS (sup=6720)"))
+    assert " ".join(row.split()[2:]) == "3.1 3.1 4096* 1 1 6720 38835 312 300 36.35* 21.26 75.5"
+    assert "BYOL 4 2 4096 24576 312 1000 76.68 39.87 68.8" in [" ".join(line.split()) for line in lines]
+    for slip in slips():
+        assert any(line.startswith(slip.row) and slip.figure in line and line.endswith(slip.why) for line in lines)
+
+
+def test_the_papers_table_does_not_wait_for_torch() -> None:
+    script = "import sys; from cmsf.cli import main; main(['flops']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 0
+
+
+def test_recipes_and_runs_have_a_row_each(run: cmsf.Run, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(capsys, run.path, "cmsf-self-imagenet", "paws-small")
+    header, mine, *others = lines
+    assert header.split() == ["epochs", "fwd", "bwd", "batch", "steps", "passes", "FLOPs", "time", "20-NN"]
+    assert mine.split()[-10:-5] == ["3", "2", "1", "32", "6"]
+    assert others[0].split()[1:5] == ["200", "2", "1", "256"]
+    assert any("small-residual at 28 px: 1.32e7 multiply-adds" in line for line in lines)
+    assert any("resnet50 at 224 px: 4.09e9 multiply-adds" in line for line in lines)
+    assert "offline cache of pseudo-labels adds 5 forward passes of" in " ".join(line.strip() for line in lines)
+
+
+def test_a_name_too_long_for_the_table_gives_way_to_the_figures(
+    copied: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    far = copied.path.parent / ("x" * 150) / "\x1b[2J"
+    far.parent.mkdir()
+    copied.path.rename(far)
+    lines = lines_of(capsys, far)
+    assert "…" in lines[1]
+    assert "\x1b" not in "".join(lines)
+
+
+@pytest.mark.parametrize("name", ["runs.png", "runs.SVG"])
+def test_a_picture_of_runs_is_drawn(
+    name: str, copied: RunFolder, run: cmsf.Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = copied.path.parent / name
+    assert "picture" in lines_of(capsys, copied.path, run.path, "--out", out)[-1]
+    start = out.read_bytes()[:8]
+    assert start == (b"\x89PNG\r\n\x1a\n" if name.endswith("png") else b"<?xml ve")
+    assert [file.name for file in out.parent.iterdir() if file.is_file()] == [name]
+
+
+def test_the_papers_figure_is_the_same_file_every_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one.svg", "two.svg"):
+        lines_of(capsys, "--published", "--out", tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
+def test_points_of_the_papers_figure_are_its_rows() -> None:
+    left = published_points("linear", epochs=200)
+    assert len(left) == 14
+    assert {(point.name, point.accuracy) for point in left} >= {("CMSF self (128K)", 73.0), ("MoCo v2, sym.", 69.9)}
+    with_knn = {point.name for point in published_points("20-nn")}
+    assert "MoCo v2, 800 ep." in with_knn
+    assert not any(name.startswith("SimCLR") for name in with_knn)
+
+
+def test_names_in_a_picture_cover_neither_each_other_nor_a_point() -> None:
+    points = [Point(f"runs/method-{n}", 4e13 * (1 + n % 3), 80 + n / 4) for n in range(18)]
+    figure = draw_runs({"20-NN": points}, {})
+    axes = figure.axes[0]
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    boxes = [text.get_window_extent(canvas.get_renderer()) for text in axes.texts]
+    assert len(boxes) == 18
+    overlapping = [(a, b) for a, b in combinations(boxes, 2) if a.overlaps(b)]
+    assert not overlapping
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cmsf-selv-small"], "no recipe is called 'cmsf-selv-small'; did you mean cmsf-self-small?"),
+        (["runs/nowhere"], "there is no run runs/nowhere"),
+        (["nowhere.yaml"], "there is no recipe file nowhere.yaml"),
+        (["."], ". is no run: it has no recipe.yaml"),
+        (["msf"], "msf has no scale; use msf-small or msf-standard"),
+        (["x" * 5000], "no recipe is called"),
+        (["msf-small", "--images", "0"], "--images 0 will not do; it takes a whole number from 2"),
+        (["msf-small", "--images", "many"], "--images many will not do"),
+        (["msf-standard"], "give --images N"),
+        (["--images", "10"], "--images is for recipes, and none is given"),
+        (["msf-small", "--out", "x.png"], "--out draws runs, and none is given"),
+        (["--published"], "give --out FILE with it"),
+        (["msf-small", "--published", "--out", "x.png"], "and no recipes or runs"),
+        (["--published", "--out", "x.pdf"], "a picture is a .png or a .svg file"),
+        (["--published", "--out", "no/x.png"], "there is no folder no"),
+    ],
+)
+def test_a_mistake_is_named_with_the_remedy(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["flops", *arguments]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert not said.out
+    assert said.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_without_accuracy_is_not_drawn(copied: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    copied.metrics_file.write_text("")
+    out = copied.path.parent / "x.png"
+    assert main(["flops", str(copied.path), "--out", str(out)]) == 2
+    assert "no run has an accuracy to draw" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_recipe_that_leaves_its_size_to_the_images_is_counted_with_a_number_in_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text("backbone: small-residual\n")
+    assert main(["flops", str(file), "--images", "1000"]) == 2
+    assert "leaves its size to the images" in capsys.readouterr().err
+    file.write_text("backbone: small-residual\nsize: 32\n")
+    assert any("small-residual at 32 px" in line for line in lines_of(capsys, file, "--images", 1000))

@@ -1,0 +1,133 @@
+"""cmsf report: one page of what a run has learned, from what the run has written and from a look at its images."""
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from helpers import write_npz, write_photos
+from runs import TINY, StopAt, metrics
+
+import cmsf
+from cmsf.cli import main
+from cmsf.report.gathering import Machine, gather, gather_history
+from cmsf.report.writing import LARGEST, write_report
+from cmsf.signals import Stopped
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+HERE = Machine("cpu", 0, pytest.fail)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> cmsf.Run:
+    folder = tmp_path_factory.mktemp("report")
+    return cmsf.train("cmsf-self-small", write_npz(folder / "bars.npz"), folder / "run", quiet=True, **TINY)
+
+
+def test_a_report_shows_what_the_log_says_and_what_the_run_calls_related(run: cmsf.Run) -> None:
+    gathered = gather(run, HERE, most=60)
+    report, last = gathered.report, metrics(run, "epoch")[-1]
+    summary = {figure.label: figure.value for figure in report.summary}
+    assert summary["20-NN"] == f"{last['20-nn']:.2f} %"
+    assert summary["purity"] == f"{100 * last['purity_constrained']:.0f} %"
+    assert summary["median rank"] == f"{last['rank_median']:.0f}"
+    assert {"loss", "accuracy", "purity", "rank", "spread", "rank-by-size"} <= {plot.name for plot in report.plots}
+    assert [gallery.title for gallery in report.galleries] == [
+        "Test images and their nearest training images",
+        "Neighbours in the constrained set",
+        "Neighbours in the older bank",
+    ]
+    assert report.state == "complete"
+    assert {row.name for row in report.classes} == set(run.data().classes)
+    assert dict(report.compute)["epochs"] == "3 of 3"
+
+
+def test_every_image_of_the_page_has_its_neighbours_there_and_marks_are_right(run: cmsf.Run) -> None:
+    report, data = gather(run, HERE, most=60).report, run.data()
+    pool = report.images
+    assert pool is not None
+    truth = {path: data.classes[int(number)] for path, number in zip(data.train.paths, data.train.truth, strict=True)}
+    for image, near in enumerate(pool.near):
+        assert near
+        assert image not in [one for one, _ in near]
+        assert [s for _, s in near] == sorted((s for _, s in near), reverse=True)
+    assert any(pool.exact)
+    for gallery in report.galleries:
+        for row in gallery.rows:
+            for item in (item for strip in row.strips for item in strip.items):
+                assert pool.split[item.image] == "train"
+                assert pool.classes[pool.truth[item.image]] == truth[pool.path[item.image]]
+                assert item.wrong == (pool.truth[item.image] != pool.truth[row.query])
+                assert item.rank is None or item.rank > 1
+
+
+def test_the_command_writes_one_page_without_network_and_each_plot_twice(
+    run: cmsf.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "both.html"
+    assert main(["report", str(run.path), "--out", str(out), "--threads", "1"]) == 0
+    assert str(out) in capsys.readouterr().out
+    page = out.read_text()
+    assert len(page.encode()) < LARGEST
+    assert not re.search(r'(src|href)="(?!data:|#)', page)
+    plots = tmp_path / "both-plots"
+    assert {file.suffix for file in plots.iterdir()} == {".png", ".svg"}
+    assert (plots / "purity.svg").read_text().startswith("<svg")
+
+
+def test_several_runs_stand_side_by_side(run: cmsf.Run, tmp_path: Path) -> None:
+    other = cmsf.train("msf-small", run.folder.request().data, tmp_path / "other", quiet=True, **TINY)
+    plots = write_report([run, other], tmp_path / "two.html", HERE)
+    page = (tmp_path / "two.html").read_text()
+    assert "cmsf-self-small" in page
+    assert "msf-small" in page
+    assert {folder.name for folder in plots.iterdir()} == {"run-1", "run-2"}
+    ids = re.findall(r'<[^>]* id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+
+
+def test_a_run_that_is_being_trained_has_a_page_that_looks_for_a_newer_one(tmp_path: Path) -> None:
+    bars, out = write_npz(tmp_path / "bars.npz"), tmp_path / "run"
+    with pytest.raises(Stopped):
+        cmsf.train("cmsf-self-small", bars, out, screen=StopAt(6, signal.SIGTERM), report=True, **TINY)
+    half = (out / "report.html").read_text()
+    assert "epoch 1 of 3" in half
+    assert 'data-live="true"' in half or "location.reload" in half
+    report = gather(cmsf.Run(out), HERE, most=60).report
+    assert report.images is None
+    assert any("training has not ended yet" in note for note in report.notes)
+    cmsf.train("cmsf-self-small", bars, out, quiet=True, report=True, **TINY)
+    assert "complete" in (out / "report.html").read_text()
+
+
+def test_unlabelled_photos_have_a_report_that_says_what_is_missing(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", per_class=24, classes=1, side=24)
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, file in enumerate(sorted(photos.rglob("*.*"))):
+        file.rename(flat / f"{number}{file.suffix}")
+    run = cmsf.train("cmsf-self-small", flat, tmp_path / "run", quiet=True, **TINY | {"batch_size": 8})
+    report = gather(run, HERE, most=60).report
+    assert report.classes == report.suspects == ()
+    assert any("no true class is known" in note for note in report.notes)
+    assert report.images is not None
+    assert "purity" not in {plot.name for plot in report.plots}
+
+
+def test_what_is_no_run_or_says_nonsense_is_told_in_a_line(
+    run: cmsf.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(tmp_path / "nowhere")]) == 2
+    assert "there is no run" in capsys.readouterr().err
+    assert main(["report", str(run.path), "--out", str(tmp_path / "no" / "report.html")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    run.folder.results.mkdir(exist_ok=True)
+    (run.folder.results / "odd.json").write_text("{}")
+    assert any("odd.json is not what cmsf evaluate wrote" in note for note in gather_history(run).report.notes)
+    (run.folder.results / "odd.json").unlink()
+    kept = run.folder.metrics_file.read_text()
+    run.folder.metrics_file.write_text(kept + json.dumps({"kind": "epoch", "epoch": "last"}) + "\n")
+    with pytest.raises(cmsf.BadInput, match=r"metrics\.jsonl"):
+        gather_history(run)
+    run.folder.metrics_file.write_text(kept)
