@@ -102,9 +102,10 @@ def test_the_journal_of_a_search_stays_in_its_folder(
 ) -> None:
     asked: list[Path] = []
     monkeypatch.setattr(
-        sys.modules["cmsf.evaluation.transfer.searching"], "search", lambda *given: asked.append(given[3])
+        sys.modules["cmsf.evaluation.transfer.searching"], "search", lambda *given, watch: asked.append(given[3])
     )
-    searching(tmp_path, trials=1, processes=1, seed=0, storage=None, ray=False)(None, f"{name}-0123456789abcdef")
+    search = searching(tmp_path, trials=1, processes=1, seed=0, storage=None, ray=False)
+    search(None, f"{name}-0123456789abcdef", lambda finished, best: None)
     (journal,) = asked
     assert journal.resolve().parent == tmp_path.resolve()
     assert len(journal.name) < 100

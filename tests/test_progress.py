@@ -13,6 +13,7 @@ from terminal import Terminal
 from cmsf.files import sha256_of
 from cmsf.live import FREE, REFRESHES, TimeLeft, clock
 from cmsf.progress import bar, bars_wanted, part_of, shown, terminal_taken
+from cmsf.screen import Screen
 
 A_FRAME = 1.5 / REFRESHES
 
@@ -58,14 +59,16 @@ def test_a_bar_is_one_line_that_goes_when_all_is_done(columns: int, looking_at: 
     assert not look.terminal.cursor_hidden
 
 
-def test_what_is_printed_meanwhile_stays_above_the_bar(looking_at: Callable[[int], Looked]) -> None:
+def test_what_is_said_meanwhile_stays_above_the_bar(looking_at: Callable[[int], Looked]) -> None:
     look = looking_at(60)
+    screen = Screen()
     with bar("reading", 3):
         print("a message", file=sys.stderr)
-        message, line = look()
-    assert message == "a message"
+        screen.say("another")
+        *messages, line = look()
+    assert messages == ["a message", "another"]
     assert line.startswith("reading")
-    assert look() == ["a message"]
+    assert look() == ["a message", "another"]
 
 
 def test_a_bar_within_a_bar_is_a_word_beside_it(looking_at: Callable[[int], Looked]) -> None:

@@ -229,12 +229,14 @@ def test_a_curve_reaches_from_the_least_to_the_greatest() -> None:
     assert curve([3, 3]) == "▁▁"
 
 
-def test_a_log_is_read_as_far_as_it_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    good = [b'{"kind": "epoch", "step": %d, "1-nn": %d}\n' % (step, 10 * step) for step in (1, 2, 3)]
-    bad = [b'{"kind": "epoch", \xff}\n', b'["kind": "epoch"]\n', b'{"kind": "epoch", "x": ' + b"[" * 100_000 + b"\n"]
-    content = b"".join([good[0], b'{"kind": "step", "step": 2}\n', *bad, *good[1:], b'{"kind": "epoch", "st'])
-    (tmp_path / "log").write_bytes(content)
-    with MetricsLog(tmp_path / "log", tmp_path / "events", len(content), 3, print) as log:
-        assert [line["1-nn"] for line in log.epochs()] == [10, 20, 30]
-        monkeypatch.setattr("cmsf.metrics.MOST_OF_TEXT", 100)  # of a longer one, the last
-        assert [line["1-nn"] for line in log.epochs()] == [30]
+def test_a_log_is_read_as_far_as_it_is_one(tmp_path: Path) -> None:
+    good = [b'{"kind": "epoch", "step": %d, "1-nn": %d}\n' % (step, 10 * step) for step in (1, 2)]
+    for bad in (
+        b'{"kind": "epoch", \xff}\n',
+        b'{"kind": "epoch", "x": ' + b"[" * 100_000 + b"\n",
+        b'{"kind": "epoch", "st',
+    ):
+        content = b"".join([good[0], b'{"kind": "step", "step": 2}\n', good[1], bad])
+        (tmp_path / "log").write_bytes(content)
+        with MetricsLog(tmp_path / "log", tmp_path / "events", len(content), 3, print) as log:
+            assert [line["1-nn"] for line in log.epochs()] == [10, 20]

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -15,6 +16,8 @@ REFRESHES = 2.0
 """A second: often enough for a clock, and so seldom that drawing costs nothing that could be measured."""
 FREE = 2
 """Columns at the right: a terminal writes ^C there, and would tear what is drawn if that took another line."""
+
+_drawn_on: ContextVar[Console | None] = ContextVar("_drawn_on", default=None)
 
 
 def can_draw(console: Console) -> bool:
@@ -32,10 +35,20 @@ def drawn(console: Console, picture: RenderableType, transient: bool) -> Iterato
         transient=transient,
         redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),  # what goes into a file still does
     )
-    with live:
-        # Never hidden, it need not be put back: not by a process that is killed either, or stopped by Ctrl-Z.
-        console.show_cursor(True)
-        yield
+    before = _drawn_on.get()
+    _drawn_on.set(console)
+    try:
+        with live:
+            # Never hidden, it need not be put back: not by a process that is killed either, or stopped by Ctrl-Z.
+            console.show_cursor(True)
+            yield
+    finally:
+        _drawn_on.set(before)
+
+
+def above(console: Console) -> Console:
+    """Where to print what was meant for this one: above what is being drawn, where something is."""
+    return _drawn_on.get() or console
 
 
 class TimeLeft:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from cmsf.live import can_draw, drawn
+from cmsf.live import above, can_draw, drawn
 from cmsf.panel import JUDGED, TrainingPanel, pseudo_labels
 from cmsf.printable import one_line
 from cmsf.progress import terminal_taken
@@ -23,7 +23,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(one_line(text), markup=False, emoji=False, soft_wrap=True)
+            above(self.console).print(one_line(text), markup=False, emoji=False, soft_wrap=True)
 
     def bars(self) -> AbstractContextManager[None]:
         """What is done in here has bars, unless the screen is quiet."""
