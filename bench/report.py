@@ -58,7 +58,7 @@ def main() -> None:
     passed("graph of neighbours")
     album = Album(Everything(data, torch.cat([looks, others]), graph.row, graph.similarity), IMAGES)
     galleries = (of_test_images(album, 0),)
-    judged = judge(album, lambda part: looks)
+    judged = judge(album)
     passed("classes and suspects")
     album.add_around(one_a_class_in_turn(train, 0).tolist())
     pool = album.pool()

@@ -108,6 +108,7 @@ def pool(seed: int, images: int, classes: Sequence[str]) -> Pool:
         split=tuple("test" if image % 4 == 0 else "train" for image in range(images)),
         label=tuple(_label(image, number, len(classes)) for image, number in enumerate(truth)),
         truth=truth,
+        wrong=tuple(_label(image, number, len(classes)) not in (number, -1) for image, number in enumerate(truth)),
         classes=tuple(classes),
         near=tuple(tuple((int(j), 1 - float(apart[i, j]) / 100) for j in near[i]) for i in range(images)),
         exact=(False,) * images,

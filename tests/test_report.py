@@ -121,7 +121,7 @@ def test_what_is_no_run_or_says_nonsense_is_told_in_a_line(
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert "there is no run" in capsys.readouterr().err
     assert main(["report", str(run.path), "--out", str(tmp_path / "no" / "report.html")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
+    assert "it takes a file in a folder that is there" in capsys.readouterr().err
     run.folder.results.mkdir(exist_ok=True)
     (run.folder.results / "odd.json").write_text("{}")
     assert any("odd.json is not what cmsf evaluate wrote" in note for note in gather_history(run).report.notes)

@@ -124,14 +124,16 @@ def train(
             world.agreed(lambda: folder.check_same_images(images))
             if folder.complete():
                 screen.say(f"{folder.path} is complete already; remove it to train again")
-                return Run(folder.path)
-            for difference in differences:
-                screen.say(f"{difference}: the run will not equal an uninterrupted one bit for bit")
-            after_epoch = LiveReport(folder) if report else lambda: None
-            Training(resolved, learner, images, folder, screen, worker_count(workers), precautions, after_epoch).run()
+            else:
+                for difference in differences:
+                    screen.say(f"{difference}: the run will not equal an uninterrupted one bit for bit")
+                after_epoch = LiveReport(folder, screen.say) if report else lambda: None
+                hands = worker_count(workers)
+                Training(resolved, learner, images, folder, screen, hands, precautions, after_epoch).run()
     run = Run(folder.path)
     if report and world.leads:
-        write_report([run], folder.report_file, Machine(device, workers, screen.say))
+        with screen.bars():
+            write_report([run], folder.report_file, Machine(device, workers, screen.say))
     return run
 
 
@@ -152,7 +154,7 @@ def resume(
     """
     screen = screen or Screen(quiet=quiet or not asked_for().leads)
     found = Run(run)
-    if found.folder.complete():
+    if found.folder.complete() and not given.get("report"):
         screen.say(f"{found.path} is complete already; remove it to train again")
         return found
     kept = found.folder.request()

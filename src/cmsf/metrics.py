@@ -28,6 +28,7 @@ TIMING_FIELDS = ("images_per_second", "pseudo_cost")
 """Fields that differ between two runs which compute the same."""
 _EPOCH_LINE = b'{"kind": "epoch", '
 _LONGEST_LINE = 1 << 20
+_LARGEST = 1e30
 
 
 def step_line(epoch: int, outcome: Outcome, seen: Neighbourhood | None, variety: Variety) -> dict[str, Any]:
@@ -211,6 +212,11 @@ def _parsed(line: bytes, path: Path) -> dict[str, Any]:
     if not isinstance(said, dict):
         raise BadInput(f"{path} has a line that is no JSON object; it is not what cmsf train wrote")
     return said
+
+
+def is_plain_number(value: Any) -> bool:
+    """Whether what a log has in the place of a number is one that can be reckoned with; anybody may have written it."""
+    return type(value) in (int, float) and -_LARGEST < value < _LARGEST
 
 
 def _losses(outcome: Outcome) -> dict[str, Tensor]:

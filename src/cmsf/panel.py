@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ JUDGED = ("1-nn", "20-nn", "classifier")
 _WIDEST = 76
 """Columns. A frame that is narrower than most windows is not torn when one of them is made narrower."""
 _REMEMBERED = 16
+_LARGEST = 1e9
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 
 
@@ -143,4 +143,4 @@ def pseudo_labels(line: Mapping[str, Any]) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) <= _LARGEST

@@ -105,7 +105,7 @@ class Training:
             with self.caught:
                 self.world.agreed(self._finish)
         except Interrupted as error:
-            raise Stopped(error.signal_number) from None
+            raise Stopped(error.signal_number, saved=self.keeper.kept == self.step) from None
         except Elsewhere:
             raise
         except FullDisk as error:
@@ -118,6 +118,7 @@ class Training:
             with self.keeper.room_or_none():
                 self.keeper.wait()
             self.world.agreed(self.log.synced_length)
+            self.keeper.settle()
         except Interrupted as error:
             raise Stopped(error.signal_number, saved=self._save_and_wait()) from None
         except Diverged:  # of which there is nothing to save
@@ -280,13 +281,10 @@ class Training:
         if self.judge.due(done):
             line |= self.world.agreed(self._judge)
         with self.keeper.room_or_none():
-            self.world.agreed(lambda: self._tell(line))
+            self.world.agreed(lambda: self.log.write("epoch", self.step, line))
         self.screen.epoch(line)
         self.totals = EpochTotals()
         self.since_log = self.since_epoch = Pace(self.step)
         self.learner.knowledge.seconds = 0.0
-
-    def _tell(self, line: dict[str, Any]) -> None:
-        self.log.write("epoch", self.step, line)
         if self.world.leads:
             self.after_epoch()

@@ -17,6 +17,8 @@ from cmsf.neighbours import Neighbours
 from cmsf.rows import UNKNOWN, Rows
 
 HISTOGRAM_TO = 100
+_BLOCK = 2**25
+"""How many numbers of neighbours' embeddings may be there at once."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +58,25 @@ def inspect(
     assert everywhere is not None
     everywhere = everywhere.masked_fill(row == UNKNOWN, UNKNOWN)
     rank = _rank_of_last(query, bank, row)
-    to_there = everywhere
-    if len(rank):
-        counted = bool(torch.isin(query.index, bank.index).all())  # ranks count a query's own row, if it has one
-        found = bank.find(query, Unconstrained(), median_rank(rank), include_query=counted).row
-        assert found is not None
-        to_there = found
+    as_far = torch.full((len(query),), torch.nan, dtype=torch.float64)
+    if len(rank) and neighbours.row is not None:  # all of C may reach to the end of the bank, and says nothing then
+        as_far = _purity_to(query, bank, median_rank(rank), truth)
     return Neighbourhood(
-        purity(query, bank.index, everywhere, truth),
-        purity(query, bank.index, row, truth),
-        rank,
-        purity(query, bank.index, to_there, truth),
+        purity(query, bank.index, everywhere, truth), purity(query, bank.index, row, truth), rank, as_far
     )
+
+
+def _purity_to(query: Rows, bank: MemoryBank, count: int, truth: Int[Tensor, " n"]) -> Float[Tensor, " b"]:
+    """Of so many of the bank's nearest; a few queries at a time, for they may be very many."""
+    counted = bool(torch.isin(query.index, bank.index).all())  # ranks count a query's own row, if it has one
+    step = max(1, _BLOCK // (count * query.embedding.shape[1]))
+    found = []
+    for start in range(0, len(query), step):
+        part = query[start : start + step]
+        row = bank.find(part, Unconstrained(), count, include_query=counted).row
+        assert row is not None
+        found.append(purity(part, bank.index, row, truth))
+    return torch.cat(found)
 
 
 def rank_of_last(query: Rows, bank: MemoryBank, neighbours: Neighbours) -> Int[Tensor, " q"]:

@@ -34,8 +34,8 @@ def _report(chosen: argparse.Namespace) -> int:
 
     runs = [Run(path) for path in dict.fromkeys(chosen.runs)]
     out = runs[0].folder.report_file if chosen.out is None else from_home(chosen.out)
-    if not out.absolute().parent.is_dir():
-        raise BadInput(f"there is no folder {out.parent} to put the report into; make it, or give another --out")
+    if not out.name or out.is_dir() or not out.absolute().parent.is_dir():
+        raise BadInput(f"--out {out} will not do; it takes a file in a folder that is there")
     plots = write_report(runs, out, Machine(chosen.device, workers(chosen.workers), Screen().say))
     say_paths({"report": out, "plots": plots})
     return 0

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from cmsf.analysis import per_class as analysed
 from cmsf.analysis.suspects import find_suspects
-from cmsf.data import Split
 from cmsf.errors import BadInput
 from cmsf.report.contents import ClassRow, Pair, Suspect
 from cmsf.report.pool import Album
@@ -27,20 +23,23 @@ class Judged:
     notes: tuple[str, ...] = ()
 
 
-def judge(album: Album, features: Callable[[Split], Tensor]) -> Judged:
+def judge(album: Album) -> Judged:
     """By true classes where they are known, and by the labels that training had; what is missing is in the notes."""
-    notes = []
-    table = None
+    notes: list[str] = []
+    table: analysed.PerClass | None = None
+    suspects: tuple[Suspect, ...] = ()
     if bool((album.everything.data.train.truth != UNKNOWN).any()):
-        table = _table(album)
+        try:
+            table = _table(album)
+        except BadInput as error:
+            notes.append(f"there is no table of classes: {error}")
     else:
         notes.append("no true class is known, so there is no purity and no table of classes")
-    suspects: tuple[Suspect, ...] = ()
     try:
-        suspects, more = _suspects(album, features)
+        suspects, more = _suspects(album)
         notes += more
     except BadInput as error:
-        notes.append(f"no label is suspect: {error}")
+        notes.append(f"labels were not checked: {str(error).split(';')[0]}")
     if table is None:
         return Judged(suspects=suspects, notes=tuple(notes))
     rows = tuple(
@@ -55,7 +54,7 @@ def judge(album: Album, features: Callable[[Split], Tensor]) -> Judged:
         for row in table.rows
     )
     if table.left_out:
-        notes.append("there are no test images, so each training image is judged by all the others")
+        notes.append("no test image has a known class, so each training image is judged by all the others")
     pairs = tuple(Pair(pair.first, pair.second, pair.share) for pair in table.pairs)
     return Judged(rows, pairs, suspects, tuple(notes))
 
@@ -68,8 +67,9 @@ def _table(album: Album) -> analysed.PerClass:
     return analysed.per_class(data.classes, train, data.train.truth, test, data.test.truth)
 
 
-def _suspects(album: Album, features: Callable[[Split], Tensor]) -> tuple[tuple[Suspect, ...], list[str]]:
-    found = find_suspects(features, album.everything.data)
+def _suspects(album: Album) -> tuple[tuple[Suspect, ...], list[str]]:
+    data, features = album.everything.data, album.everything.features
+    found = find_suspects(lambda labelled: features[: len(data.train)][data.train.labelled], data)
     notes = []
     if len(found) > _LISTED:
         notes.append(

@@ -53,7 +53,8 @@ class Pool:
     thumbnail: data:image/… addresses; the same one is stored once, in however many runs it is.
     label: what training was told, truth: what is so, both an index into `classes`, or -1.
     near: the nearest others of each image with their similarity, nearest first, at most five.
-    exact: of each image, whether those are the nearest of all images, and not only of those on the page.
+    wrong: whether the label is another than the truth has by its group, None where one of them is not known.
+    exact: of each image, whether those are the nearest of all training images, and not only of those on the page.
     """
 
     thumbnail: tuple[str, ...]
@@ -61,13 +62,14 @@ class Pool:
     split: tuple[str, ...]
     label: tuple[int, ...]
     truth: tuple[int, ...]
+    wrong: tuple[bool | None, ...]
     classes: tuple[str, ...]
     near: tuple[tuple[tuple[int, float], ...], ...]
     exact: tuple[bool, ...]
     projections: tuple[Projection, ...] = ()
 
     def __post_init__(self) -> None:
-        columns = (self.path, self.split, self.label, self.truth, self.near, self.exact)
+        columns = (self.path, self.split, self.label, self.truth, self.wrong, self.near, self.exact)
         places = [axis for projection in self.projections for axis in (projection.x, projection.y)]
         lengths = {len(column) for column in (self.thumbnail, *columns, *places)}
         if len(lengths) > 1:
@@ -120,10 +122,10 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class Pair:
-    """Of the test images of one class, the share that is taken for another."""
+    """Of the judged images of two classes, the share that is taken for the other of them."""
 
-    true: str
-    taken_for: str
+    first: str
+    second: str
     share: float
 
 

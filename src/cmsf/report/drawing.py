@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def curves(
     """Lines over epochs; a value that is not there is left out. share: of one, shown in per cent."""
     with mpl.rc_context(_STYLE):
         figure, axes = _axes(below, beside)
-        for colour, (name, values) in zip(_COLOURS, lines.items(), strict=False):
+        for colour, (name, values) in zip(cycle(_COLOURS), lines.items(), strict=False):
             there = [(at, value) for at, value in zip(x, values, strict=True) if value is not None]
             marker = "o" if len(there) < 25 else ""
             axes.plot(*zip(*there, strict=True), color=colour, label=name, marker=marker, markersize=3.5)
@@ -83,7 +84,7 @@ def bars(heights: Mapping[str, Sequence[float]], below: str, beside: str) -> Fig
     """Histograms of the same bins of BIN from 1 on, drawn as steps over one another."""
     with mpl.rc_context(_STYLE):
         figure, axes = _axes(below, beside)
-        for colour, (name, values) in zip(_COLOURS, heights.items(), strict=False):
+        for colour, (name, values) in zip(cycle(_COLOURS), heights.items(), strict=False):
             edges = [BIN * place + 0.5 for place in range(len(values) + 1)]
             axes.stairs(values, edges, color=colour, label=name, linewidth=1.6)
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")

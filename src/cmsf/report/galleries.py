@@ -35,20 +35,18 @@ def of_test_images(album: Album, seed: int) -> Gallery:
 def of_bank(album: Album, learner: Learner, seed: int) -> list[Gallery]:
     """What the constraint brings near in the run's bank, and what lies as near without it."""
     watched, rows = learner.objective.watched, learner.bank.rows()
-    query = _queries(rows, seed)
+    query = known_rows(rows, seed, ROWS)
     if watched is None or not learner.objective.chooses or not len(query):
         return []
     far = FarNeighbours(query, rows)
     return [_selection(album, far, watched), *([_older(album, far)] if rows.companion is not None else [])]
 
 
-def _queries(rows: Rows, seed: int) -> Rows:
-    """Some rows of the bank that something is known of, so that the constraint has a say."""
-    known = rows.exists
-    if rows.companion is not None:
-        known = known & rows.has_companion
-    order = permutation(len(rows), seed, _CHOOSING).to(known.device)
-    return rows[order[known[order]][:ROWS]]
+def known_rows(rows: Rows, seed: int, most: int) -> Rows:
+    """Some rows of a bank that something is known of, so that a constraint has a say."""
+    known = rows.exists if rows.companion is None else rows.exists & rows.has_companion
+    place = known.nonzero()[:, 0]
+    return rows[place[permutation(len(place), seed, _CHOOSING)][:most]]
 
 
 def _selection(album: Album, far: FarNeighbours, watched: Watched) -> Gallery:

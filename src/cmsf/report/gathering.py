@@ -21,18 +21,18 @@ from cmsf.evaluation import Extractor
 from cmsf.evaluation.features import BATCH, in_eval_mode, unit_features
 from cmsf.last_bank import last_learner
 from cmsf.learner import Learner
-from cmsf.metrics import epoch_lines
+from cmsf.metrics import epoch_lines, is_plain_number
 from cmsf.objectives import FIRST
+from cmsf.printable import printable
 from cmsf.randomness import permutation
 from cmsf.report import written
 from cmsf.report.classes import judge
 from cmsf.report.contents import Figure, RunReport
 from cmsf.report.cost import cost
 from cmsf.report.drawing import Drawing, bars
-from cmsf.report.galleries import of_bank, of_test_images
+from cmsf.report.galleries import known_rows, of_bank, of_test_images
 from cmsf.report.plots import RELATED, binned, drawings
 from cmsf.report.pool import Album, Everything
-from cmsf.rows import Rows
 from cmsf.run import Run, pick_device, worker_count
 
 _SAMPLED = 5_000
@@ -65,6 +65,11 @@ def gather_history(run: Run, number: int = 0) -> Gathered:
     epochs = _epochs(run)
     drawn = tuple(drawings(epochs))
     tables, notes = written.results(run.folder)
+    bill: tuple[tuple[str, str], ...] = ()
+    try:
+        bill = cost(run.folder) if epochs else ()
+    except BadInput as error:
+        notes = (*notes, f"what it has cost cannot be said: {error}")
     report = RunReport(
         name=run.recipe.name,
         path=str(run.path),
@@ -72,7 +77,7 @@ def gather_history(run: Run, number: int = 0) -> Gathered:
         summary=tuple(_summary(epochs)),
         plots=tuple(drawing.on_page(number) for drawing in drawn),
         results=tables,
-        compute=cost(run.folder) if epochs else (),
+        compute=bill,
         recipe=written.settings(run.recipe),
         environment=written.environment(run.folder),
         notes=notes,
@@ -96,20 +101,24 @@ def gather(run: Run, machine: Machine, most: int, number: int = 0) -> Gathered:
     everything = _look_at(data, features)
     album = Album(everything, most)
     galleries, drawn = [of_test_images(album, seed)], list(known.drawings)
-    learner = last_learner(run.folder, run.recipe, data, torch.device("cpu"), machine.say)
+    learner, notes = None, list(known.report.notes)
+    try:
+        learner = last_learner(run.folder, run.recipe, data, torch.device("cpu"), machine.say)
+    except BadInput as error:
+        notes.append(f"its bank cannot be looked at: {error}")
     figures = [*known.report.summary, *_on_the_sphere(everything, seed)]
     if learner is not None:
         galleries += of_bank(album, learner, seed)
         drawn += _ranks_by_size(learner, seed)
         figures += [*_of_two_views(learner, data, features, seed), *_in_last_bank(learner, data, seed)]
-    judged = judge(album, features)
+    judged = judge(album)
     album.add_around(one_a_class_in_turn(data.train, seed).tolist())
     report = replace(
         known.report,
         classes=judged.classes,
         pairs=judged.pairs,
         suspects=judged.suspects,
-        notes=(*known.report.notes, *judged.notes),
+        notes=(*notes, *judged.notes),
         summary=tuple(figures),
         plots=tuple(drawing.on_page(number) for drawing in drawn),
         images=album.pool(),
@@ -132,14 +141,14 @@ def _look_at(data: Dataset, features: Extractor) -> Everything:
 
 def _ranks_by_size(learner: Learner, seed: int) -> list[Drawing]:
     """The ablation of k′: the histogram of ranks that the same bank has with others (right half of that table)."""
-    watched, bank, query = learner.objective.watched, learner.bank, _some_rows(learner, seed)
+    watched, bank, query = learner.objective.watched, learner.bank, known_rows(learner.bank.rows(), seed, _QUERIES)
     if watched is None or watched.k is None or not isinstance(watched.constraint, NearCompanion):
         return []
     shares = {}
     for size in _SIZES:
         if watched.k <= size <= len(query):
             constraint = NearCompanion(size)
-            chosen = bank.find(query, constraint, watched.k)
+            chosen = bank.find(query, constraint, watched.k, watched.include_query)
             ranks = rank_of_last(query, bank, chosen)
             shares[f"k′ = {size}"] = binned(histogram(ranks), len(query))
     if not shares:
@@ -154,7 +163,7 @@ def _ranks_by_size(learner: Learner, seed: int) -> list[Drawing]:
 
 def _in_last_bank(learner: Learner, data: Dataset, seed: int) -> list[Figure]:
     """Purity as the figure of that name has it, of the rows of the newest checkpoint."""
-    watched, bank, query = learner.objective.watched, learner.bank, _some_rows(learner, seed)
+    watched, bank, query = learner.objective.watched, learner.bank, known_rows(learner.bank.rows(), seed, _QUERIES)
     if watched is None or not learner.objective.chooses or not len(query):
         return []
     chosen = bank.find(query, watched.constraint, watched.k, watched.include_query)
@@ -166,14 +175,6 @@ def _in_last_bank(learner: Learner, data: Dataset, seed: int) -> list[Figure]:
         f"of C; {shares[1]:.0f} % of as many of M; {shares[2]:.0f} % as far out in M, to rank {median_rank(seen.rank)}"
     )
     return [Figure("purity of the last bank", f"{shares[0]:.0f} %", note)]
-
-
-def _some_rows(learner: Learner, seed: int) -> Rows:
-    """Rows of the bank that something is known of, so that the constraint has a say."""
-    rows = learner.bank.rows()
-    known = rows.exists if rows.companion is None else rows.exists & rows.has_companion
-    place = known.nonzero()[:, 0]
-    return rows[place[permutation(len(place), seed, _SAMPLING)][:_QUERIES]]
 
 
 def _of_two_views(learner: Learner, data: Dataset, features: Extractor, seed: int) -> list[Figure]:
@@ -207,9 +208,18 @@ def _epochs(run: Run) -> list[dict[str, Any]]:
     if not run.folder.metrics_file.exists():
         return []
     epochs = list(epoch_lines(run.folder.metrics_file))
-    if not all(type(line.get("epoch")) is int for line in epochs):
-        raise BadInput(f"{run.folder.metrics_file} is not what cmsf train wrote")
-    return epochs
+    if not all(type(line.get("epoch")) is int and 0 <= line["epoch"] < run.recipe.epochs for line in epochs):
+        raise BadInput(f"{run.folder.metrics_file} has epochs that are not those of its recipe")
+    return [_plausible(line) for line in epochs]
+
+
+def _plausible(line: dict[str, Any]) -> dict[str, Any]:
+    """What of a line can be drawn: somebody else may have written it."""
+    counts = line.get("rank_histogram")
+    kept = {printable(name): value for name, value in line.items() if is_plain_number(value)}
+    if isinstance(counts, list) and all(type(count) is int and 0 <= count < 2**53 for count in counts):
+        kept["rank_histogram"] = counts[:HISTOGRAM_TO]
+    return kept
 
 
 def _summary(epochs: Sequence[Mapping[str, Any]]) -> list[Figure]:

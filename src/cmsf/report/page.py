@@ -97,6 +97,7 @@ def _pool(pool: Pool, number_of: dict[str, int]) -> dict[str, Any]:
         "split": [_short(split) for split in pool.split],
         "label": pool.label,
         "truth": pool.truth,
+        "wrong": pool.wrong,
         "classes": [_short(name) for name in pool.classes],
         "near": [[(image, _rounded(similarity)) for image, similarity in near] for near in pool.near],
         "exact": pool.exact,

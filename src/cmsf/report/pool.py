@@ -23,6 +23,8 @@ from cmsf.rows import UNKNOWN
 WALKED = 5
 """How many neighbours an image has on the page."""
 _SIDE, _QUALITY = 64, 80
+_MAPPED = 12
+"""Fewer images are seen at a glance, and UMAP has no use for them."""
 _READ_AT_A_TIME = 64
 
 Near = tuple[tuple[int, float], ...]
@@ -79,6 +81,7 @@ class Album:
             split=tuple(name for name, _, _ in places),
             label=tuple(_named(split.label[i], data.label_names, names) for _, split, i in places),
             truth=tuple(_named(split.truth[i], data.classes, names) for _, split, i in places),
+            wrong=tuple(_wrong(split.label[i], data.as_label(split.truth[i : i + 1])) for _, split, i in places),
             classes=names,
             near=tuple(nearest for nearest, _ in near),
             exact=tuple(exact for _, exact in near),
@@ -103,6 +106,10 @@ class Album:
             else:
                 found, alike = here.indices[line].tolist(), here.values[line].tolist()
             yield tuple((one, s) for one, s in zip(found, alike, strict=True) if s > -torch.inf), exact
+
+
+def _wrong(label: Tensor, expected: Tensor) -> bool | None:
+    return None if UNKNOWN in (int(label), int(expected)) else bool(label != expected)
 
 
 def _named(number: Tensor, names: Sequence[str], everywhere: Sequence[str]) -> int:
@@ -132,7 +139,7 @@ def _address(picture: Tensor) -> str:
 
 
 def _projected(features: Float[Tensor, "p f"]) -> Iterator[Projection]:
-    if len(features) > 2:
+    if len(features) >= _MAPPED:
         for name, project in projections().items():
             x, y = project(features).T.tolist()
             yield Projection(name, tuple(x), tuple(y))

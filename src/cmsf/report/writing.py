@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -29,11 +29,14 @@ def write_report(runs: Sequence[Run], out: Path, machine: Machine) -> Path:
     most = _IMAGES // len(runs)
     gathered = [gather(run, machine, most, number) for number, run in enumerate(runs)]
     plots = out.with_name(f"{out.stem}-plots")
-    own_folder(plots)
-    for number, one in enumerate(gathered, start=1):
-        for drawing in one.drawings:
-            drawing.save(plots if len(runs) == 1 else plots / f"run-{number}")
-    _write(out, gathered, live=False)
+    try:
+        own_folder(plots)
+        for number, one in enumerate(gathered, start=1):
+            for drawing in one.drawings:
+                drawing.save(plots if len(runs) == 1 else plots / f"run-{number}")
+        _write(out, gathered, live=False)
+    except OSError as error:
+        raise BadInput(f"cannot write {out}: {error.strerror}; choose another --out") from None
     return plots
 
 
@@ -41,13 +44,19 @@ class LiveReport:
     """report.html of a run that is being trained, as often as it is called but for short epochs; an open page looks for
     a newer one."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder, self.written = folder, -math.inf
+    def __init__(self, folder: RunFolder, say: Callable[[str], None]) -> None:
+        self.folder, self.say, self.written, self.told = folder, say, -math.inf, False
 
     def __call__(self) -> None:
-        if time.monotonic() - self.written >= _PAUSE:
+        if time.monotonic() - self.written < _PAUSE:
+            return
+        try:
             _write(self.folder.report_file, [gather_history(Run(self.folder.path))], live=True)
-            self.written = time.monotonic()
+        except (BadInput, OSError) as error:  # a page never stops a run
+            if not self.told:
+                self.say(f"there is no report for now: {error}")
+            self.told = True
+        self.written = time.monotonic()
 
 
 def _write(out: Path, gathered: Sequence[Gathered], live: bool) -> None:

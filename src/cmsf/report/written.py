@@ -51,7 +51,7 @@ def _table(file: Path) -> ResultTable:
         protocol = tuple((str(name), _words(value)) for name, value in found["protocol"].items())
         of = f" of {found['of']}" if "of" in found else ""
         return ResultTable(f"{found['metric']}{of}", str(found["written"]), figures, protocol)
-    except (KeyError, TypeError, AttributeError, ValueError):
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
         raise BadInput(f"{file} is not what cmsf evaluate wrote") from None
 
 

@@ -25,17 +25,17 @@ function styleOf(number) {
 
 // The ways to colour a pool's points: for every image the kind it is of, and the kinds with their names and styles.
 function colourings(run) {
-  const { truth, label, split, classes } = report.runs[run];
+  const { truth, label, wrong, split, classes } = report.runs[run];
   const kinds = [...classes.map((name, number) => ({ name, ...styleOf(number) })), { name: "not known", ...NOT_KNOWN }];
   const kindOf = (numbers) => numbers.map((number) => (number === UNKNOWN ? classes.length : number));
   const parts = [...new Set(split)];
   const labelled = truth.some((number) => number !== UNKNOWN);
-  const mislabelled = truth.some((number, image) => number !== UNKNOWN && label[image] !== UNKNOWN && label[image] !== number);
+  const mislabelled = wrong.some(Boolean);
   const found = [];
   if (labelled) found.push({ title: "class", kinds, of: kindOf(truth) });
   if (labelled) found.push({ title: "classes of the nearest", ...byNearest(run) });
   if (!labelled || mislabelled) found.push({ title: "label given", kinds, of: kindOf(label) });
-  if (mislabelled) found.push({ title: "wrong labels", ...byLabel(truth, label) });
+  if (mislabelled) found.push({ title: "wrong labels", ...byLabel(wrong) });
   if (parts.length > 1) found.push({ title: "part", kinds: parts.map((name, number) => ({ name, ...styleOf(number) })), of: split.map((name) => parts.indexOf(name)) });
   return found;
 }
@@ -52,9 +52,9 @@ function byNearest(run) {
   return { kinds, of };
 }
 
-function byLabel(truth, label) {
+function byLabel(wrong) {
   const kinds = [{ name: "right", ...GOOD }, { name: "wrong", ...BAD }, { name: "not known", ...NOT_KNOWN }];
-  const of = truth.map((number, image) => (number === UNKNOWN || label[image] === UNKNOWN ? 2 : Number(number !== label[image])));
+  const of = wrong.map((one) => (one === null ? 2 : Number(one)));
   return { kinds, of };
 }
 

@@ -24,9 +24,8 @@ function classOf(run, image) {
 
 // What training was told, where that is not so.
 function wrongLabelOf(run, image) {
-  const { truth, label } = report.runs[run];
-  const known = truth[image] !== UNKNOWN && label[image] !== UNKNOWN;
-  return known && truth[image] !== label[image] ? `labelled ${className(run, label[image])}` : null;
+  const { wrong, label } = report.runs[run];
+  return wrong[image] ? `labelled ${className(run, label[image])}` : null;
 }
 
 const labelOf = (run, image) => [classOf(run, image), wrongLabelOf(run, image)].filter(Boolean).join(", ");

@@ -78,8 +78,8 @@ function fillWalk(run, image) {
   byId("walk-image").replaceWith(large);
   byId("walk-facts").replaceChildren(...facts(run, image));
   byId("walk-note").textContent = pool.exact[image]
-    ? "By cosine similarity, among all images."
-    : "By cosine similarity, among the images on this page.";
+    ? "By cosine similarity, among all training images."
+    : "By cosine similarity, among the training images on this page.";
   byId("walk-near").replaceChildren(...pool.near[image].map(([other, similarity]) => nearThumb(run, image, other, similarity)));
 }
 
