@@ -6,13 +6,20 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import write_npz, write_photos
 from runs import TINY, StopAt, metrics
 
 import cmsf
+from cmsf.analysis.graph import graph_of
 from cmsf.cli import main
+from cmsf.data import Dataset, Split
+from cmsf.report.contents import Report
 from cmsf.report.gathering import Machine, gather, gather_history
-from cmsf.report.writing import LARGEST, write_report
+from cmsf.report.page import render
+from cmsf.report.pool import Album, Everything
+from cmsf.report.writing import LARGEST, LiveReport, write_report
+from cmsf.rows import UNKNOWN
 from cmsf.signals import Stopped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -131,3 +138,55 @@ def test_what_is_no_run_or_says_nonsense_is_told_in_a_line(
     with pytest.raises(cmsf.BadInput, match=r"metrics\.jsonl"):
         gather_history(run)
     run.folder.metrics_file.write_text(kept)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"loss": 10**400},
+        {"loss": 1e308, "loss_\ud800": -1e308, "loss_other": True},
+        {"rank_histogram": 5},
+        {"rank_histogram": ["a", "b"]},
+        {"rank_histogram": [1, -1]},
+        {"rank_histogram": [10**400] * 100},
+        {"20-nn": "<script>alert(1)</script>", "purity_constrained": [], "images_per_second": -1},
+    ],
+)
+def test_whatever_a_log_says_there_is_a_page(nonsense: dict[str, object], run: cmsf.Run) -> None:
+    kept = run.folder.metrics_file.read_text()
+    line = {"kind": "epoch", "step": 12, "epoch": 2, **nonsense}
+    try:
+        run.folder.metrics_file.write_text(kept + json.dumps(line) + "\n")
+        report = gather_history(run).report
+        assert "<script>alert" not in render(Report((report,), "now", "0"))
+        assert any("what it has cost cannot be said" in note for note in report.notes)
+    finally:
+        run.folder.metrics_file.write_text(kept)
+
+
+def test_a_coarse_label_that_is_right_is_not_called_wrong() -> None:
+    truth, label = torch.tensor([0, 2, 1, 2, 0]), torch.tensor([0, 1, 0, 0, UNKNOWN])
+    split = Split(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), list("abcde"), truth, label)
+    groups = {"cat": "animal", "dog": "animal", "car": "machine"}
+    data = Dataset("coarse", ("cat", "dog", "car"), ("animal", "machine"), split, None, "none", groups=groups)
+    features = torch.nn.functional.normalize(torch.randn(5, 4, generator=torch.Generator().manual_seed(0)), dim=1)
+    graph = graph_of(features, None, 3)
+    album = Album(Everything(data, features, graph.row, graph.similarity), 5)
+    album.add_around(range(5))
+    pool = album.pool()
+    order = [pool.path.index(name) for name in "abcde"]
+    assert [pool.wrong[i] for i in order] == [False, False, False, True, None]
+    assert [pool.classes[pool.label[i]] for i in order[:4]] == ["animal", "machine", "animal", "animal"]
+
+
+def test_what_goes_wrong_with_a_page_does_not_stop_a_run(tmp_path: Path) -> None:
+    bars, out, said = write_npz(tmp_path / "bars.npz"), tmp_path / "run", []
+    with pytest.raises(Stopped):
+        cmsf.train("cmsf-self-small", bars, out, screen=StopAt(2, signal.SIGTERM), **TINY)
+    (out / "report.html").mkdir()
+    live = LiveReport(cmsf.Run(out).folder, said.append)
+    live()
+    assert len(said) == 1
+    assert "there is no report for now" in said[0]
+    with pytest.raises(cmsf.BadInput, match="cannot write"):
+        write_report([cmsf.Run(out)], out / "report.html", HERE)

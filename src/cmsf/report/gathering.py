@@ -215,7 +215,7 @@ def _epochs(run: Run) -> list[dict[str, Any]]:
 
 def _plausible(line: dict[str, Any]) -> dict[str, Any]:
     """What of a line can be drawn: somebody else may have written it."""
-    counts = line.get("rank_histogram")
+    counts = line.pop("rank_histogram", None)
     kept = {printable(name): value for name, value in line.items() if is_plain_number(value)}
     if isinstance(counts, list) and all(type(count) is int and 0 <= count < 2**53 for count in counts):
         kept["rank_histogram"] = counts[:HISTOGRAM_TO]
