@@ -30,6 +30,7 @@ from rich.console import Console
 
 import cmsf
 from cmsf.assembly import make_learner
+from cmsf.keeping import Keeper
 from cmsf.learner import Learner
 from cmsf.recipe import Resolved
 from cmsf.recipes import find
@@ -52,14 +53,14 @@ def without_saving() -> Iterator[None]:
 
 
 class Stopwatch:
-    """How long the training thread is in the saver, which copies in it and may wait."""
+    """How long the training thread copies, syncs the log and waits for what is being written."""
 
     def __init__(self) -> None:
         self.seconds, self.saves = 0.0, 0
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        plain = {name: getattr(Saver, name) for name in ("save", "check")}
+        plain = {name: getattr(Keeper, name) for name in ("save", "wait")}
 
         def timed(name: str) -> Any:
             def call(*given: Any, **named: Any) -> None:
@@ -71,12 +72,12 @@ class Stopwatch:
             return call
 
         for name in plain:
-            setattr(Saver, name, timed(name))
+            setattr(Keeper, name, timed(name))
         try:
             yield
         finally:
             for name, method in plain.items():
-                setattr(Saver, name, method)
+                setattr(Keeper, name, method)
 
 
 def train(folder: Path) -> None:
