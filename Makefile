@@ -15,7 +15,7 @@ demo: venv ## train on the embedded images, evaluate, and show what was learned 
 	$(BIN)/cmsf train cmsf-self --out runs/demo
 	@$(BIN)/cmsf evaluate runs/demo --references
 
-test: venv ## all tests (about 12 minutes on two cores)
+test: venv ## all tests (under 10 minutes on two cores)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --ignore tests/browser
 	@echo "left out: the report in a real browser, which is make browser-test"
 

@@ -211,7 +211,7 @@ def test_an_interrupt_stops_all_processes_and_leaves_no_trial_behind(tmp_path: P
     process = started(tmp_path, journal, 2)
     workers = children(process.pid)
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     wait_for(workers)
     trials = kept(journal)
     assert len(finished(trials)) > 0

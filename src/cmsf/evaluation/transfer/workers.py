@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import wait
@@ -26,7 +27,7 @@ from cmsf.evaluation.transfer.trial import Problem
 
 _LOOK_AGAIN = 0.5
 _PATIENCE = 10.0
-"""Seconds for a worker to record that its trial was given up."""
+"""Seconds for all workers to record that their trials were given up."""
 
 
 def work_in_parallel(
@@ -75,8 +76,9 @@ def _stop(workers: list[BaseProcess]) -> None:
     alive = [worker for worker in workers if worker.is_alive()]
     for worker in alive:
         worker.terminate()
+    deadline = time.monotonic() + _PATIENCE
     for worker in alive:
-        worker.join(_PATIENCE)
+        worker.join(max(0.0, deadline - time.monotonic()))
         worker.kill()
         worker.join()
 
