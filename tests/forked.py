@@ -84,6 +84,7 @@ def _begin(
     work: Callable[..., int | None], given: tuple[Any, ...], said: str, environment: dict[str, str], limit: int | None
 ) -> None:
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored by all it starts
     multiprocessing.set_start_method("fork", force=True)  # as it is where nobody has been forked
     os.environ.clear()
     os.environ.update(environment)
