@@ -57,7 +57,7 @@ def inspect(
     everywhere = bank.find(query, Unconstrained(), row.shape[1], include_query).row
     assert everywhere is not None
     everywhere = everywhere.masked_fill(row == UNKNOWN, UNKNOWN)
-    rank = _rank_of_last(query, bank, row)
+    rank = rank_of_last(query, bank, row)
     as_far = torch.full((len(query),), torch.nan, dtype=torch.float64)
     if len(rank) and neighbours.row is not None:  # all of C may reach to the end of the bank, and says nothing then
         as_far = _purity_to(query, bank, median_rank(rank), truth)
@@ -77,12 +77,6 @@ def _purity_to(query: Rows, bank: MemoryBank, count: int, truth: Int[Tensor, " n
         assert row is not None
         found.append(purity(part, bank.index, row, truth))
     return torch.cat(found)
-
-
-def rank_of_last(query: Rows, bank: MemoryBank, neighbours: Neighbours) -> Int[Tensor, " q"]:
-    """The rank in M of each query's last neighbour, of those that have one."""
-    assert neighbours.row is not None
-    return _rank_of_last(query, bank, neighbours.row)
 
 
 def median_rank(rank: Int[Tensor, " q"]) -> int:
@@ -111,7 +105,8 @@ def histogram(ranks: Int[Tensor, " q"]) -> list[int]:
     return [int(count) for count in torch.bincount(ranks.clamp_max(HISTOGRAM_TO + 1), minlength=HISTOGRAM_TO + 2)[1:-1]]
 
 
-def _rank_of_last(query: Rows, bank: MemoryBank, row: Int[Tensor, "b k"]) -> Int[Tensor, " q"]:
+def rank_of_last(query: Rows, bank: MemoryBank, row: Int[Tensor, "b k"]) -> Int[Tensor, " q"]:
+    """The rank in M of each query's last neighbour, of those that have one."""
     count = (row != UNKNOWN).sum(1)
     some = count > 0
     last = row[some].gather(1, (count[some] - 1)[:, None])[:, 0]

@@ -19,7 +19,7 @@ from cmsf.data import Dataset, feed
 from cmsf.errors import BadInput
 from cmsf.evaluation import Extractor
 from cmsf.evaluation.features import BATCH, in_eval_mode, unit_features
-from cmsf.last_bank import last_learner
+from cmsf.last_learner import last_learner
 from cmsf.learner import Learner
 from cmsf.metrics import epoch_lines, is_plain_number
 from cmsf.objectives import FIRST
@@ -110,7 +110,7 @@ def gather(run: Run, machine: Machine, most: int, number: int = 0) -> Gathered:
     if learner is not None:
         galleries += of_bank(album, learner, seed)
         drawn += _ranks_by_size(learner, seed)
-        figures += [*_of_two_views(learner, data, features, seed), *_in_last_bank(learner, data, seed)]
+        figures += [*_of_two_views(learner, data, features, seed), *_in_last_learner(learner, data, seed)]
     judged = judge(album)
     album.add_around(one_a_class_in_turn(data.train, seed).tolist())
     report = replace(
@@ -148,9 +148,9 @@ def _ranks_by_size(learner: Learner, seed: int) -> list[Drawing]:
     for size in _SIZES:
         if watched.k <= size <= len(query):
             constraint = NearCompanion(size)
-            chosen = bank.find(query, constraint, watched.k, watched.include_query)
-            ranks = rank_of_last(query, bank, chosen)
-            shares[f"k′ = {size}"] = binned(histogram(ranks), len(query))
+            row = bank.find(query, constraint, watched.k, watched.include_query).row
+            assert row is not None
+            shares[f"k′ = {size}"] = binned(histogram(rank_of_last(query, bank, row)), len(query))
     if not shares:
         return []
     caption = (
@@ -161,7 +161,7 @@ def _ranks_by_size(learner: Learner, seed: int) -> list[Drawing]:
     return [Drawing(RELATED, "rank-by-size", "Ranks by the size of C", caption, figure)]
 
 
-def _in_last_bank(learner: Learner, data: Dataset, seed: int) -> list[Figure]:
+def _in_last_learner(learner: Learner, data: Dataset, seed: int) -> list[Figure]:
     """Purity as the figure of that name has it, of the rows of the newest checkpoint."""
     watched, bank, query = learner.objective.watched, learner.bank, known_rows(learner.bank.rows(), seed, _QUERIES)
     if watched is None or not learner.objective.chooses or not len(query):

@@ -98,12 +98,8 @@ def _health(epochs: Lines) -> Iterator[Drawing]:
 
 def _lines(epochs: Lines, names: Mapping[str, str]) -> dict[str, list[float | None]]:
     """The columns that there is anything of, by what they are called."""
-    columns = {shown: [_number(line.get(name)) for line in epochs] for shown, name in names.items()}
+    columns = {shown: [line.get(name) for line in epochs] for shown, name in names.items()}
     return {shown: values for shown, values in columns.items() if any(value is not None for value in values)}
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if type(value) in (int, float) else None
 
 
 def _over(epochs: Lines, lines: Mapping[str, Sequence[float | None]], beside: str, share: bool = False) -> Figure:
