@@ -435,6 +435,14 @@ def test_names_in_a_picture_cover_neither_each_other_nor_a_point() -> None:
     assert not overlapping
 
 
+@pytest.mark.parametrize("flops", [(4e12, 6.2e12), (4e12, 4.1e12), (1e12, 1e15), (3e9, 3e9)])
+def test_no_two_ticks_of_compute_are_written_alike(flops: tuple[float, float]) -> None:
+    figure = draw_runs({"20-NN": [Point(f"run {n}", each, 80 + n) for n, each in enumerate(flops)]}, {})
+    FigureCanvasAgg(figure).draw()
+    ticks = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
+    assert len(set(ticks)) == len(ticks) > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

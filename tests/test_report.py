@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -89,9 +90,33 @@ def test_several_runs_stand_side_by_side(run: cmsf.Run, tmp_path: Path) -> None:
     page = (tmp_path / "two.html").read_text()
     assert "cmsf-self-small" in page
     assert "msf-small" in page
-    assert {folder.name for folder in plots.iterdir()} == {"run-1", "run-2"}
+    assert {folder.name for folder in plots.iterdir() if folder.is_dir()} == {"run-1", "run-2"}
+    together = {file.name for file in plots.iterdir() if file.is_file()}
+    assert together == {
+        f"{name}.{kind}" for name in ("accuracy-of-all", "purity-of-all", "compute-20-nn") for kind in ("png", "svg")
+    }
+    compared = page.split('id="comparison"')[1].split("</section>")[0]
+    assert re.findall(r'data-plot="([^"]+)"', compared) == ["accuracy-of-all", "purity-of-all", "compute-20-nn"]
+    drawn = compared.split('data-plot="compute-20-nn"')[1].split("</figure>")[0]
+    assert {"cmsf-self-small", "msf-small"} <= set(re.findall(r"<text[^>]*>([^<]+)</text>", drawn))
     ids = re.findall(r'<[^>]* id="([^"]+)"', page)
     assert len(ids) == len(set(ids))
+
+
+def test_runs_of_the_same_recipe_are_told_apart_by_their_folders(run: cmsf.Run, tmp_path: Path) -> None:
+    twins = []
+    for place in ("one/run", "two/run", "two/other"):
+        shutil.copytree(run.path, tmp_path / place)
+        twins.append(cmsf.Run(tmp_path / place))
+    write_report(twins[1:], tmp_path / "two.html", HERE)
+    page = (tmp_path / "two.html").read_text()
+    assert re.findall(r"<strong><bdi>([^<]+)</bdi></strong>", page) == [
+        "cmsf-self-small · run",
+        "cmsf-self-small · other",
+    ]
+    write_report(twins, tmp_path / "three.html", HERE)
+    named = re.findall(r"<strong><bdi>([^<]+)</bdi></strong>", (tmp_path / "three.html").read_text())
+    assert named == [f"cmsf-self-small · {place}" for place in ("one/run", "two/run", "two/other")]
 
 
 def test_a_run_that_is_being_trained_has_a_page_that_looks_for_a_newer_one(tmp_path: Path) -> None:

@@ -20,12 +20,16 @@ _LETTERS, _LINE, _LETTER_WIDTH = 8, 10.5, 4.7
 _FARTHEST = 8
 """Lines that a label may be away from its point."""
 _LONGEST_LABEL = 40
+_FEW = 8
+"""Names that have room in a compact panel."""
 _MOST = 101
 """Per cent, with room for a point."""
-_PANEL = (5.6, 4.2)
+_ROOMY, _COMPACT = (5.6, 4.2), (4.5, 2.9)
 """Of the axes alone, in inches, with room around them for what is written there."""
 _COMPUTE = "FLOPs of the backbone in training (a multiply-add is one)"
-_LEFT, _RIGHT, _BOTTOM, _TOP = 0.7, 0.2, 0.6, 0.5
+_LEFT, _RIGHT, _BOTTOM, _TOP = 0.7, 0.2, 0.6, 0.1
+_TITLE = 0.4
+Size = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Point:
     area: float = 34
     """In square points."""
     colour: str = _OTHERS
+    name_colour: str | None = None
+    """By default that of all text."""
     filled: bool = True
 
     @property
@@ -45,14 +51,15 @@ class Point:
 
 def draw_runs(panels: Mapping[str, Sequence[Point]], beside: Mapping[str, Sequence[Point]]) -> Figure:
     """A panel for each kind of accuracy, a point a run; beside: published ones, grey."""
-    figure, axes = _figure(len(panels))
+    size = _ROOMY if beside or max(map(len, panels.values())) > _FEW else _COMPACT
+    figure, axes = _figure(len(panels), size, titled=bool(beside))
     for one, (title, points) in zip(axes, panels.items(), strict=True):
         one.set_xscale("log")
         one.set_ylabel(f"{title}, % of test images")
-        _scatter(one, [*points, *beside.get(title, ())])
+        _scatter(one, [*points, *beside.get(title, ())], size)
         low, high = one.get_xlim()
         one.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 10 * low else (1, 2, 3, 4, 5, 7)))
-        one.xaxis.set_major_formatter(lambda flops, _: f"{flops:.0e}".replace("e+0", "e").replace("e+", "e"))
+        one.xaxis.set_major_formatter(_power)
         one.xaxis.set_minor_locator(NullLocator())
         if beside.get(title):
             one.set_title("ImageNet; grey: published, by the paper's tables", fontsize=10)
@@ -61,16 +68,16 @@ def draw_runs(panels: Mapping[str, Sequence[Point]], beside: Mapping[str, Sequen
 
 def draw_published() -> Figure:
     """The paper's Figure 1, its compute by the supplement's equation: 200 epochs without labels, and 10 % labels."""
-    figure, (left, right) = _figure(2)
+    figure, (left, right) = _figure(2, _ROOMY, titled=True)
     left.set_ylabel("linear, top-1, %")
     left.set_title("self-supervised, 200 epochs", fontsize=10)
-    _scatter(left, published_points("linear", epochs=200), from_zero=True)
+    _scatter(left, published_points("linear", epochs=200), _ROOMY, from_zero=True)
     right.set_ylabel("top-1, %")
     right.set_title(
         "10 % of the labels (*: self-supervised, then fine-tuned)\narea: number of GPUs or TPUs; hollow: not published",
         fontsize=10,
     )
-    _scatter(right, list(_semi_supervised()), from_zero=True)
+    _scatter(right, list(_semi_supervised()), _ROOMY, from_zero=True)
     for axes in (left, right):
         axes.xaxis.set_major_formatter(lambda flops, _: f"{flops / 1e18:g}")
         axes.set_xlabel(f"1e18 {_COMPUTE}")
@@ -84,8 +91,8 @@ def published_points(measure: str, epochs: int | None = None, colour: str | None
         accuracy = row.nn_20 if measure == "20-nn" else row.linear
         if row.compute is not None and accuracy is not None and epochs in (None, row.epochs):
             name = _in_full(row) if epochs is not None else f"{_in_full(row)}, {row.epochs} ep."
-            own = _OURS if row.ours else _OTHERS
-            found.append(Point(name, row.compute.flops, accuracy, colour=colour or own))
+            own = colour or (_OURS if row.ours else _OTHERS)
+            found.append(Point(name, row.compute.flops, accuracy, colour=own, name_colour=own))
     return found
 
 
@@ -99,24 +106,30 @@ def _semi_supervised() -> Iterator[Point]:
         flops = row.flops * 1e18 if row.calculation is None else row.calculation.compute.flops
         number, colour = row.accelerators, _OURS if row.ours else _OTHERS
         name = f"{row.name}{'*' if row.self_supervised else ''}"
-        yield Point(name, flops, row.top_1, 12 + 3 * (number or 4), colour, filled=number is not None)
+        yield Point(name, flops, row.top_1, 12 + 3 * (number or 4), colour, colour, filled=number is not None)
 
 
-def _figure(panels: int) -> tuple[Figure, list[Axes]]:
+def _power(flops: float, _: float) -> str:
+    """4e12, 5.5e12."""
+    power = math.floor(math.log10(flops)) if flops > 0 else 0
+    return f"{round(flops / 10**power, 2):g}e{power}"
+
+
+def _figure(panels: int, size: Size, titled: bool) -> tuple[Figure, list[Axes]]:
     """Axes of a known size, for labels are placed by it."""
-    width, height = _LEFT + _PANEL[0] + _RIGHT, _BOTTOM + _PANEL[1] + _TOP
+    width, height = _LEFT + size[0] + _RIGHT, _BOTTOM + size[1] + _TOP + titled * _TITLE
     figure = Figure(figsize=(panels * width, height))
     axes = []
     for number in range(panels):
         left = (number * width + _LEFT) / (panels * width)
-        one = figure.add_axes((left, _BOTTOM / height, _PANEL[0] / (panels * width), _PANEL[1] / height))
+        one = figure.add_axes((left, _BOTTOM / height, size[0] / (panels * width), size[1] / height))
         one.set_xlabel(_COMPUTE)
         one.spines[["top", "right"]].set_visible(False)
         axes.append(one)
     return figure, axes
 
 
-def _scatter(axes: Axes, points: Sequence[Point], from_zero: bool = False) -> None:
+def _scatter(axes: Axes, points: Sequence[Point], size: Size, from_zero: bool = False) -> None:
     for point in points:
         axes.scatter(
             point.flops,
@@ -131,16 +144,16 @@ def _scatter(axes: Axes, points: Sequence[Point], from_zero: bool = False) -> No
     low, high = axes.get_ylim()
     axes.set_ylim(low, min(high, _MOST))
     axes.set_xlim(0 if from_zero else None)
-    _write_names(axes, points)
+    _write_names(axes, points, size)
 
 
-def _write_names(axes: Axes, points: Sequence[Point]) -> None:
+def _write_names(axes: Axes, points: Sequence[Point], size: Size) -> None:
     """Beside each point, as near as it gets without covering a name or a point; with a line where that is not near."""
     names = [clipped(printable(point.name), _LONGEST_LABEL) for point in points]
-    places = _places(axes, points)
+    places = _places(axes, points, size)
     taken = [(x - p.radius, x + p.radius, y - p.radius, y + p.radius) for p, (x, y) in zip(points, places, strict=True)]
     for point, name, (x, y) in zip(points, names, places, strict=True):
-        across, up, box = _free_place(x, y, point.radius + 3, len(name) * _LETTER_WIDTH, taken)
+        across, up, box = _free_place(x, y, point.radius + 3, len(name) * _LETTER_WIDTH, taken, size)
         taken.append(box)
         axes.annotate(
             name,
@@ -150,7 +163,7 @@ def _write_names(axes: Axes, points: Sequence[Point]) -> None:
             ha="left" if across > 0 else "right",
             va="center",
             fontsize=_LETTERS,
-            color=point.colour,
+            color=point.name_colour,
             family=fonts(),
             parse_math=False,
             arrowprops={"arrowstyle": "-", "color": PLAIN, "linewidth": 0.4} if abs(up) > _LINE else None,
@@ -161,13 +174,15 @@ Box = tuple[float, float, float, float]
 """Left, right, bottom and top, in points."""
 
 
-def _places(axes: Axes, points: Sequence[Point]) -> list[tuple[float, float]]:
+def _places(axes: Axes, points: Sequence[Point], size: Size) -> list[tuple[float, float]]:
     """Where the points are, in typographic points from the lower left corner of the axes."""
     shares = axes.transLimits.transform(axes.transScale.transform([(p.flops, p.accuracy) for p in points]))
-    return [(72 * _PANEL[0] * x, 72 * _PANEL[1] * y) for x, y in shares.tolist()]
+    return [(72 * size[0] * x, 72 * size[1] * y) for x, y in shares.tolist()]
 
 
-def _free_place(x: float, y: float, gap: float, width: float, taken: Sequence[Box]) -> tuple[float, float, Box]:
+def _free_place(
+    x: float, y: float, gap: float, width: float, taken: Sequence[Box], size: Size
+) -> tuple[float, float, Box]:
     """Across and up from a point to its label, right of it or left, and the label's box."""
     lines = [0, *(sign * line / 2 for line in range(1, 2 * _FARTHEST) for sign in (1, -1))]
     tried = []
@@ -175,7 +190,7 @@ def _free_place(x: float, y: float, gap: float, width: float, taken: Sequence[Bo
         for across in (gap, -gap):
             left, right = (x + across, x + across + width) if across > 0 else (x + across - width, x + across)
             box = (left, right, y + up - _LINE / 2, y + up + _LINE / 2)
-            inside = left >= 0 and right <= 72 * (_PANEL[0] + _RIGHT) and box[2] >= 0 and box[3] <= 72 * _PANEL[1]
+            inside = left >= 0 and right <= 72 * (size[0] + _RIGHT) and box[2] >= 0 and box[3] <= 72 * size[1]
             if inside and not any(_overlap(box, other) for other in taken):
                 return across, up, box
             tried.append((across, up, box))

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 _MOST_IMAGES = 10**12
 _PICTURES = (".png", ".svg")
-_MEASURES = {"20-nn": "20-NN", "linear top-1": "linear", "SGD top-1": "linear by SGD"}
-"""What a picture has a panel for."""
 
 
 def add_parser(commands: Any) -> Parser:
@@ -73,7 +71,7 @@ def _flops(chosen: argparse.Namespace) -> int:
         print("\n".join(papers_table()))
         return 0
     rows = _rows(chosen.items, recipes, images)
-    figure = None if out is None else _drawn([row for row in rows if row.spent is not None])
+    figure = None if out is None else _drawn(rows)
     print("\n".join(table_of(rows)))
     return 0 if figure is None or out is None else _save(figure, out)
 
@@ -147,18 +145,11 @@ def _expected_images(name: str, recipe: Recipe, images: int | None) -> tuple[int
 
 
 def _drawn(rows: Sequence[Row]) -> Figure:
-    from cmsf.analysis.compute_picture import Point, draw_runs, published_points
-    from cmsf.analysis.thumbnails import PLAIN
+    from cmsf.analysis.compute_picture import draw_runs
+    from cmsf.report.against_compute import points_of, published_beside
 
-    panels: dict[str, list[Point]] = {}
-    for measure, title in _MEASURES.items():
-        for row in rows:
-            if row.spent is not None and row.compute.flops and measure in row.spent.accuracy:
-                point = Point(row.name, row.compute.flops, row.spent.accuracy[measure])
-                panels.setdefault(title, []).append(point)
+    runs = {row.name: row.spent for row in rows if row.spent is not None}
+    panels = points_of(runs)
     if not panels:
         raise BadInput("no run has an accuracy to draw; give runs whose images have labels to judge by")
-    beside = {}
-    if all(row.spent is not None and row.spent.on_imagenet for row in rows):
-        beside = {title: published_points(measure, colour=PLAIN) for measure, title in _MEASURES.items()}
-    return draw_runs(panels, beside)
+    return draw_runs(panels, published_beside(list(runs.values())))

@@ -32,7 +32,7 @@ def _report(chosen: argparse.Namespace) -> int:
     from cmsf.run import Run
     from cmsf.screen import Screen
 
-    runs = [Run(path) for path in dict.fromkeys(chosen.runs)]
+    runs = list({run.path.resolve(): run for run in map(Run, chosen.runs)}.values())
     out = runs[0].folder.report_file if chosen.out is None else from_home(chosen.out)
     if not out.name or out.is_dir() or not out.absolute().parent.is_dir():
         raise BadInput(f"--out {out} will not do; it takes a file in a folder that is there")

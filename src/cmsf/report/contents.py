@@ -193,9 +193,13 @@ class RunReport:
 
 @dataclass(frozen=True)
 class Report:
-    """written: an ISO 8601 time. live: training goes on, and the page looks every 15 seconds for a newer one."""
+    """written: an ISO 8601 time. live: training goes on, and the page looks every 15 seconds for a newer one.
+
+    plots: of several runs together.
+    """
 
     runs: tuple[RunReport, ...]
     written: str
     version: str
     live: bool = False
+    plots: tuple[Plot, ...] = ()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from cmsf.accounting import spent
-from cmsf.run_folder import RunFolder
+from cmsf.accounting import Spent
 
 
-def cost(folder: RunFolder) -> tuple[tuple[str, str], ...]:
+def cost(bill: Spent) -> tuple[tuple[str, str], ...]:
     """Passes through the backbone, multiply-adds by the paper's equation, and time."""
-    bill = spent(folder)
     lines = [
         ("epochs", f"{bill.epochs} of {bill.recipe.epochs}"),
         ("training images", f"{bill.images:,}"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -15,12 +16,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from cmsf.files import atomically, own_folder
+from cmsf.printable import clipped, printable
 from cmsf.report.contents import INK, PAPER, Plot
 
 BIN = 5
 """Ranks that are counted together."""
-_COLOURS = ("#0969da", "#cf222e", "#1a7f37", "#bf8700", "#8250df", "#1b7c83", "#bc4c00", "#6e7781")
+COLOURS = ("#0969da", "#cf222e", "#1a7f37", "#bf8700", "#8250df", "#1b7c83", "#bc4c00", "#6e7781")
 """Seen on white and on black, and told apart in this order."""
+GREY = COLOURS[-1]
+_LONGEST = 40
+"""Letters of a name in a legend."""
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -35,6 +40,11 @@ _STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.8,
 }
+
+
+def styled() -> AbstractContextManager[None]:
+    """What is drawn inside looks like the rest of the page."""
+    return mpl.rc_context(_STYLE)
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ class Drawing:
     def save(self, folder: Path) -> None:
         """A PNG and an SVG."""
         own_folder(folder)
-        with atomically(folder / f"{self.name}.png") as temporary, mpl.rc_context(_STYLE):
+        with atomically(folder / f"{self.name}.png") as temporary, styled():
             self.figure.savefig(temporary, format="png", dpi=200, facecolor=PAPER)
         with atomically(folder / f"{self.name}.svg") as temporary:
             temporary.write_text(_svg(self.figure, self.name), encoding="utf-8")
@@ -64,12 +74,15 @@ def curves(
     x: Sequence[float], lines: Mapping[str, Sequence[float | None]], below: str, beside: str, share: bool = False
 ) -> Figure:
     """Lines over epochs; a value that is not there is left out. share: of one, shown in per cent."""
-    with mpl.rc_context(_STYLE):
+    with styled():
         figure, axes = _axes(below, beside)
-        for colour, (name, values) in zip(cycle(_COLOURS), lines.items(), strict=False):
+        for colour, (name, values) in zip(cycle(COLOURS), lines.items(), strict=False):
             there = [(at, value) for at, value in zip(x, values, strict=True) if value is not None]
+            if not there:  # its colour stays its own, in all plots of the page
+                continue
             marker = "o" if len(there) < 25 else ""
-            axes.plot(*zip(*there, strict=True), color=colour, label=name, marker=marker, markersize=3.5)
+            label = clipped(printable(name), _LONGEST)
+            axes.plot(*zip(*there, strict=True), color=colour, label=label, marker=marker, markersize=3.5)
         if share:
             axes.set_ylim(bottom=0)
             axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
@@ -82,9 +95,9 @@ def curves(
 
 def bars(heights: Mapping[str, Sequence[float]], below: str, beside: str) -> Figure:
     """Histograms of the same bins of BIN from 1 on, drawn as steps over one another."""
-    with mpl.rc_context(_STYLE):
+    with styled():
         figure, axes = _axes(below, beside)
-        for colour, (name, values) in zip(cycle(_COLOURS), heights.items(), strict=False):
+        for colour, (name, values) in zip(cycle(COLOURS), heights.items(), strict=False):
             edges = [BIN * place + 0.5 for place in range(len(values) + 1)]
             axes.stairs(values, edges, color=colour, label=name, linewidth=1.6)
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from cmsf.accounting import Spent, spent
 from cmsf.analysis.collapse import Variety
 from cmsf.analysis.gallery import one_a_class_in_turn
 from cmsf.analysis.graph import graph_of
@@ -54,10 +55,15 @@ class Machine:
 
 @dataclass(frozen=True)
 class Gathered:
-    """A run, ready for the page, and its plots, ready for files."""
+    """A run, ready for the page, and its plots, ready for files; with what it is compared with others by.
+
+    spent: None where that cannot be said.
+    """
 
     report: RunReport
     drawings: tuple[Drawing, ...]
+    epochs: tuple[Mapping[str, Any], ...]
+    spent: Spent | None
 
 
 def gather_history(run: Run, number: int = 0) -> Gathered:
@@ -65,9 +71,9 @@ def gather_history(run: Run, number: int = 0) -> Gathered:
     epochs = _epochs(run)
     drawn = tuple(drawings(epochs))
     tables, notes = written.results(run.folder)
-    bill: tuple[tuple[str, str], ...] = ()
+    bill = None
     try:
-        bill = cost(run.folder) if epochs else ()
+        bill = spent(run.folder) if epochs else None
     except BadInput as error:
         notes = (*notes, f"what it has cost cannot be said: {error}")
     report = RunReport(
@@ -77,12 +83,12 @@ def gather_history(run: Run, number: int = 0) -> Gathered:
         summary=tuple(_summary(epochs)),
         plots=tuple(drawing.on_page(number) for drawing in drawn),
         results=tables,
-        compute=bill,
+        compute=() if bill is None else cost(bill),
         recipe=written.settings(run.recipe),
         environment=written.environment(run.folder),
         notes=notes,
     )
-    return Gathered(report, drawn)
+    return Gathered(report, drawn, tuple(epochs), bill)
 
 
 def gather(run: Run, machine: Machine, most: int, number: int = 0) -> Gathered:
@@ -124,7 +130,7 @@ def gather(run: Run, machine: Machine, most: int, number: int = 0) -> Gathered:
         images=album.pool(),
         galleries=tuple(galleries),
     )
-    return Gathered(report, tuple(drawn))
+    return replace(known, report=report, drawings=tuple(drawn))
 
 
 def _extractor(run: Run, machine: Machine) -> Extractor:

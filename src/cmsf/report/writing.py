@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
 from cmsf.errors import BadInput
 from cmsf.files import own_folder, readable, write_text
+from cmsf.report.across import drawings_across
 from cmsf.report.contents import Report
+from cmsf.report.drawing import Drawing
 from cmsf.report.gathering import Gathered, Machine, gather, gather_history
 from cmsf.report.page import render
 from cmsf.run import Run
@@ -27,14 +30,20 @@ _IMAGES = 2_400
 def write_report(runs: Sequence[Run], out: Path, machine: Machine) -> Path:
     """A page of one file, and each plot as PNG and SVG in the folder beside it that is returned."""
     most = _IMAGES // len(runs)
-    gathered = [gather(run, machine, most, number) for number, run in enumerate(runs)]
+    gathered = _told_apart([gather(run, machine, most, number) for number, run in enumerate(runs)])
+    across = drawings_across(
+        {one.report.name: one.epochs for one in gathered},
+        {one.report.name: one.spent for one in gathered},
+    )
     plots = out.with_name(f"{out.stem}-plots")
     try:
         own_folder(plots)
         for number, one in enumerate(gathered, start=1):
             for drawing in one.drawings:
                 drawing.save(plots if len(runs) == 1 else plots / f"run-{number}")
-        _write(out, gathered, live=False)
+        for drawing in across:
+            drawing.save(plots)
+        _write(out, gathered, across)
     except OSError as error:
         raise BadInput(f"cannot write {out}: {error.strerror}; choose another --out") from None
     return plots
@@ -59,9 +68,20 @@ class LiveReport:
         self.written = time.monotonic()
 
 
-def _write(out: Path, gathered: Sequence[Gathered], live: bool) -> None:
+def _told_apart(gathered: Sequence[Gathered]) -> list[Gathered]:
+    """By their recipes; where two have the same, by as much of their folders' paths as it takes."""
+    names = recipes = [one.report.name for one in gathered]
+    folders, length = [Path(one.report.path).resolve().parts for one in gathered], 0
+    while len(set(names)) < len(names) and length < max(map(len, folders)):
+        length += 1
+        names = [f"{name} · {'/'.join(parts[-length:])}" for name, parts in zip(recipes, folders, strict=True)]
+    return [replace(one, report=replace(one.report, name=name)) for one, name in zip(gathered, names, strict=True)]
+
+
+def _write(out: Path, gathered: Sequence[Gathered], across: Sequence[Drawing] = (), live: bool = False) -> None:
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    page = render(Report(tuple(one.report for one in gathered), now, version("cmsf"), live))
+    together = tuple(drawing.on_page(len(gathered)) for drawing in across)
+    page = render(Report(tuple(one.report for one in gathered), now, version("cmsf"), live, together))
     size = len(page.encode())
     if size > LARGEST:
         raise BadInput(

@@ -1,0 +1,31 @@
+"""Accuracy against compute, of runs: the paper's Figure 1 with points of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+
+from cmsf.accounting import Spent
+from cmsf.analysis.compute_picture import Point, published_points
+from cmsf.report.drawing import COLOURS, GREY
+
+_MEASURES = {"20-nn": "20-NN", "linear top-1": "linear", "SGD top-1": "linear by SGD"}
+"""What has a panel, by what a run calls it."""
+
+
+def points_of(runs: Mapping[str, Spent | None]) -> dict[str, list[Point]]:
+    """A point for each run that has the accuracy, in the run's colour, by what the accuracy is called."""
+    panels: dict[str, list[Point]] = {}
+    for measure, title in _MEASURES.items():
+        for colour, (name, spent) in zip(cycle(COLOURS), runs.items(), strict=False):
+            if spent is not None and spent.compute.flops and measure in spent.accuracy:
+                point = Point(name, spent.compute.flops, spent.accuracy[measure], colour=colour)
+                panels.setdefault(title, []).append(point)
+    return panels
+
+
+def published_beside(runs: Sequence[Spent]) -> dict[str, list[Point]]:
+    """The paper's table, where all runs are on ImageNet and so can be compared with it."""
+    if not all(spent.on_imagenet for spent in runs):
+        return {}
+    return {title: published_points(measure, colour=GREY) for measure, title in _MEASURES.items()}
