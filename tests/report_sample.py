@@ -53,7 +53,14 @@ _MIDDLE = ((20, 40), (60, 10), (50, 60))
 
 
 def report(runs: int = 1, images: int = 60, classes: Sequence[str] = CLASSES, live: bool = False) -> Report:
-    return Report(tuple(run(f"run {1 + n}", n, images, classes) for n in range(runs)), WRITTEN, "0.0", live)
+    together = Plot("Comparison", "compute", "Accuracy against compute", "A point a run.", _drawn("all", _rising))
+    return Report(
+        tuple(run(f"run {1 + n}", n, images, classes) for n in range(runs)),
+        WRITTEN,
+        "0.0",
+        live,
+        (together,) if runs > 1 else (),
+    )
 
 
 def run(name: str, seed: int, images: int, classes: Sequence[str]) -> RunReport:

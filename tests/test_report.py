@@ -103,6 +103,13 @@ def test_several_runs_stand_side_by_side(run: cmsf.Run, tmp_path: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
+def test_a_run_without_checkpoints_says_why_its_bank_is_not_shown(run: cmsf.Run, tmp_path: Path) -> None:
+    shutil.copytree(run.path, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    report = gather(cmsf.Run(tmp_path / "run"), HERE, most=60).report
+    assert any("has no checkpoint of this version" in note for note in report.notes)
+    assert [gallery.title for gallery in report.galleries] == ["Test images and their nearest training images"]
+
+
 def test_runs_of_the_same_recipe_are_told_apart_by_their_folders(run: cmsf.Run, tmp_path: Path) -> None:
     twins = []
     for place in ("one/run", "two/run", "two/other"):

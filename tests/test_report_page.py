@@ -151,7 +151,7 @@ def test_several_runs_are_compared_line_by_line() -> None:
     assert words[:4] == ["run", "1", "run", "2"]
     line = " ".join(words)
     assert "20-nn 80.0 % untrained 40.0 % 81.0 % untrained 40.0 %" in line
-    assert "1-nn 79.0 77.5 to 80.5 80.0 77.5 to 80.5" in line
+    assert "1-nn 79.00 77.50 to 80.50 80.00 77.50 to 80.50" in line
     assert 'class="comparison"' not in render(report(runs=1))
 
 

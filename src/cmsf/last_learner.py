@@ -8,6 +8,7 @@ import torch
 
 from cmsf.assembly import make_learner
 from cmsf.data import Dataset
+from cmsf.errors import BadInput
 from cmsf.learner import Learner
 from cmsf.recipe import Resolved
 from cmsf.run_folder import RunFolder
@@ -16,7 +17,9 @@ from cmsf.saving import Saver
 
 def last_learner(
     folder: RunFolder, recipe: Resolved, data: Dataset, device: torch.device, say: Callable[[str], None]
-) -> Learner | None:
-    """As it was when the run was saved last; None where it never was."""
+) -> Learner:
+    """As it was when the run was saved last."""
     learner = make_learner(recipe, data.train.label, device)
-    return learner if Saver(folder.checkpoints, recipe, learner).go_back(lambda progress: None, say) else None
+    if not Saver(folder.checkpoints, recipe, learner).go_back(lambda progress: None, say):
+        raise BadInput(f"{folder.checkpoints} has no checkpoint of this version")
+    return learner

@@ -384,6 +384,7 @@ def test_several_runs_are_switched_between_and_an_address_finds_its_run(opened: 
     press(driver, Keys.ARROW_RIGHT)
     assert texts(driver, "article h2") == ["run 2"]
     assert one(driver, "#comparison").is_displayed()
+    assert one(driver, '#comparison [data-plot="compute"] svg').is_displayed()
     driver = opened(report(runs=3), at="#run-2-suspects")
     assert texts(driver, "article h2") == ["run 3"]
     assert abs(one(driver, "#run-2-suspects").rect["y"] - driver.execute_script("return scrollY")) < 450

@@ -162,7 +162,7 @@ def _percent(share: float | None) -> str:
 def _number(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "–"
-    return f"{value:,.1f}" if abs(value) >= 1 else f"{value:.3g}"
+    return f"{value:,.2f}" if abs(value) >= 1 else f"{value:.3g}"
 
 
 def _minutes(written: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -69,12 +70,16 @@ class LiveReport:
 
 
 def _told_apart(gathered: Sequence[Gathered]) -> list[Gathered]:
-    """By their recipes; where two have the same, by as much of their folders' paths as it takes."""
-    names = recipes = [one.report.name for one in gathered]
+    """By their recipes; those that share one, by as much of their folders' paths as it takes."""
+    alike = Counter(one.report.name for one in gathered)
+    names = [one.report.name for one in gathered]
     folders, length = [Path(one.report.path).resolve().parts for one in gathered], 0
     while len(set(names)) < len(names) and length < max(map(len, folders)):
         length += 1
-        names = [f"{name} · {'/'.join(parts[-length:])}" for name, parts in zip(recipes, folders, strict=True)]
+        names = [
+            f"{one.report.name} · {'/'.join(parts[-length:])}" if alike[one.report.name] > 1 else one.report.name
+            for one, parts in zip(gathered, folders, strict=True)
+        ]
     return [replace(one, report=replace(one.report, name=name)) for one, name in zip(gathered, names, strict=True)]
 
 
