@@ -443,42 +443,6 @@ def test_no_two_ticks_of_compute_are_written_alike(flops: tuple[float, float]) -
     assert len(set(ticks)) == len(ticks) > 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["cmsf-selv-small"], "no recipe is called 'cmsf-selv-small'; did you mean cmsf-self-small?"),
-        (["runs/nowhere"], "there is no run runs/nowhere"),
-        (["nowhere.yaml"], "there is no recipe file nowhere.yaml"),
-        (["."], ". is no run: it has no recipe.yaml"),
-        (["msf"], "msf has no scale; use msf-small or msf-standard"),
-        (["x" * 5000], "no recipe is called"),
-        (["msf-small", "--images", "0"], "--images 0 will not do; it takes a whole number from 2"),
-        (["msf-small", "--images", "many"], "--images many will not do"),
-        (["msf-standard"], "give --images N"),
-        (["--images", "10"], "--images is for recipes, and none is given"),
-        (["msf-small", "--out", "x.png"], "--out draws runs, and none is given"),
-        (["--published"], "give --out FILE with it"),
-        (["msf-small", "--published", "--out", "x.png"], "and no recipes or runs"),
-        (["--published", "--out", "x.pdf"], "a picture is a .png or a .svg file"),
-        (["--published", "--out", "no/x.png"], "there is no folder no"),
-    ],
-)
-def test_a_mistake_is_named_with_the_remedy(
-    arguments: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["flops", *arguments]) == 2
-    said = capsys.readouterr()
-    assert message in said.err
-    assert not said.out
-    assert said.err.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_run_without_accuracy_is_not_drawn(copied: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     copied.metrics_file.write_text("")
     out = copied.path.parent / "x.png"

@@ -621,6 +621,41 @@ def log_file(stock: Stock, box: Box, random: Random) -> Case:
     return Case(command("flops", run, *(["--out", out] if random.random() < 0.3 else [])), [])
 
 
+def looked_at(stock: Stock, box: Box, random: Random) -> Case:
+    """A run of somebody else's is looked at: its page, beside a whole one or alone, or its suspects."""
+    run = copied(stock.run, box.given / "run")
+    written = ["metrics.jsonl", "recipe.yaml", "environment.json", "data.parquet", "backbone.safetensors"]
+    chosen = random.random()
+    if chosen < 0.15:
+        _lead_away(run, box, random, ["report.html", "report-plots", "features", "checkpoints", "metrics.jsonl"])
+    elif chosen < 0.3:
+        file = random.choice(sorted(file for file in (run / "checkpoints").iterdir() if file.is_file()))
+        file.write_bytes(mutated(file.read_bytes(), random))
+    else:
+        _damage_run(stock, run, box, random, written)
+    if random.random() < 0.3:
+        more = ["--least", "0"] if random.random() < 0.5 else []
+        return Case(command("suspects", run, "--out", box.out / "suspects.csv", "--workers", "0", *more), [run])
+    out = ["--out", str(box.out / "page.html")] if random.random() < 0.5 else []
+    several = [run]
+    if random.random() < 0.3:
+        name = text.encodable(text.name(random)).replace("/", "").replace("\0", "")
+        several.append(copied(stock.run, box.given / f"other {name[:40]}"))
+    return Case(command("report", *several, "--workers", "0", *out), several)
+
+
+def corrections(stock: Stock, box: Box, random: Random) -> Case:
+    """A list of suspects that somebody has corrected."""
+    good = "path,index,label,suggested,score\nclass0/0.png,0,class1,class2,0.97\nclass1/2.png,2,,class0,0.91\n"
+    if random.random() < 0.5:
+        content: bytes | str = mutated(good.encode(), random)
+    else:
+        lines = [",".join(text.name(random) for _ in range(random.randint(1, 6))) for _ in range(random.randint(0, 4))]
+        content = "\n".join([random.choice((good.splitlines()[0], "path,label", "index,label")), *lines])
+    file = box.put("corrected.csv", content)
+    return Case(command("labels", stock.photos, "--corrections", file, "--out", box.out / "labels.csv"))
+
+
 def classifier_folder(stock: Stock, box: Box, random: Random) -> Case:
     run = copied(stock.classifier, box.given / "classifier")
     _damage_run(stock, run, box, random, ["classifier.json", "classifier.json", "head.safetensors", "recipe.yaml"])
@@ -794,7 +829,10 @@ def flag_values(stock: Stock, box: Box, random: Random) -> Case:
     words = [text.name(random).replace("\0", "0")[:200] for _ in range(3)]
     return Case(
         command(
-            random.choice(("train", "evaluate", "finetune", "predict", "data", "labels", "recipes", "flops")), *words
+            random.choice(
+                ("train", "evaluate", "finetune", "predict", "data", "labels", "recipes", "flops", "report", "suspects")
+            ),
+            *words,
         )
     )
 
@@ -811,6 +849,8 @@ KINDS: dict[str, Maker] = {
     "run folders": run_folder,
     "classifier folders": classifier_folder,
     "logs (metrics.jsonl)": log_file,
+    "runs that are looked at": looked_at,
+    "corrected suspects": corrections,
     "checkpoints": checkpoint_files,
     "shards (.tar)": shard_file,
     "transfer suites": suite_file,

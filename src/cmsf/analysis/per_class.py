@@ -134,12 +134,11 @@ def _row(
 
 
 def _pairs(counts: Int[Tensor, "c c"], names: Sequence[str]) -> tuple[Pair, ...]:
-    either = (counts + counts.T).triu(1)
-    judged = counts.sum(1)
-    order = either.flatten().argsort(descending=True, stable=True)[:_PAIRS].tolist()
-    places = [divmod(place, len(names)) for place in order]
+    """Of classes that were confused at all, which are few of all the pairs."""
+    either, judged = (counts + counts.T).triu(1), counts.sum(1)
+    confused = either.nonzero()
+    order = either[confused[:, 0], confused[:, 1]].argsort(descending=True, stable=True)[:_PAIRS]
     return tuple(
         Pair(names[a], names[b], int(either[a, b]), int(either[a, b]) / int(judged[a] + judged[b]))
-        for a, b in places
-        if either[a, b]
+        for a, b in confused[order].tolist()
     )
