@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,14 @@ class _Images:
 
 
 def _count(folder: RunFolder) -> _Images:
-    listed = folder.columns()
+    """Once for a list: a page that is written after every epoch should not read ImageNet's each time."""
+    file = folder.data_file
+    return _counted(folder.path, file.stat().st_mtime_ns if file.exists() else 0)
+
+
+@lru_cache(maxsize=32)
+def _counted(path: Path, _written: int) -> _Images:
+    listed = RunFolder(path).columns()
     rows = zip(listed["split"], listed["label"], listed["truth"], strict=True)
     train = [(label, truth) for split, label, truth in rows if split == "train"]
     return _Images(
