@@ -15,8 +15,9 @@ def add_parser(commands: Any) -> Parser:
         "report",
         help="one HTML page that shows what a run has learned",
         description="Write one self-contained page of a run, or of several side by side with their accuracy against "
-        "compute: summary, curves, purity and ranks, neighbours to click through, a map of the images, classes, suspect "
-        "labels, evaluations, compute, recipe and environment. Each plot is also written as PNG and SVG, in a folder beside the page.",
+        "compute: summary, curves, purity and ranks, neighbours to click through, a map of the images, classes, "
+        "suspect labels, evaluations, compute, recipe and environment. Each plot is also written as PNG and SVG, in a "
+        "folder beside the page.",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="folders that cmsf train wrote")
     parser.add_argument("--out", metavar="HTML", help="the page (default: report.html in the first run's folder)")
