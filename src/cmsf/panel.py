@@ -25,14 +25,14 @@ _HEIGHTS = "▁▂▃▄▅▆▇█"
 
 
 class TrainingPanel:
-    """Told of steps and epochs as the log is, it says the same; drawn by another thread, whenever that likes."""
+    """Told of every step, and of the log's lines as the log is; drawn by another thread, whenever that likes."""
 
     def __init__(
         self, name: str, epochs: int, total: int, done: int = 0, now: Callable[[], float] = time.monotonic
     ) -> None:
         self.name, self.epochs = name, epochs
         self.time = TimeLeft(total, done, now)
-        self._line: Mapping[str, Any] = {"step": done}
+        self._line: Mapping[str, Any] = {}
         self._epoch: Mapping[str, Any] = {}
         self._judged: dict[str, deque[float]] = {name: deque(maxlen=_REMEMBERED) for name in JUDGED}
         self._doing = ""
@@ -42,9 +42,11 @@ class TrainingPanel:
         for line in lines:
             self._judge(line)
 
-    def step(self, step: int, line: Mapping[str, Any]) -> None:
-        self._line = {**line, "step": step}  # at once, for it may be drawn in between
+    def reach(self, step: int) -> None:
         self.time.at(step)
+
+    def step(self, line: Mapping[str, Any]) -> None:
+        self._line = dict(line)
 
     def epoch(self, line: Mapping[str, Any]) -> None:
         self._epoch = dict(line)
@@ -64,14 +66,13 @@ class TrainingPanel:
         self.time.end()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        line = self._line
         rows = Table.grid(padding=(0, 1))
         rows.add_column(style="dim", no_wrap=True)
         rows.add_column()
-        for name, value in self._rows(line, options.ascii_only):
+        for name, value in self._rows(self._line, options.ascii_only):
             rows.add_row(name, value)
         width = max(1, min(options.max_width - FREE, _WIDEST))
-        done, total = line["step"], self.time.total or 1
+        done, total = self.time.done, self.time.total or 1
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
             ProgressBar(total, done, max(1, width - 4 - len(" 100 %"))), f"{done / total:4.0%}".replace("%", " %")
@@ -80,10 +81,10 @@ class TrainingPanel:
 
     def _rows(self, line: Mapping[str, Any], plain: bool) -> list[tuple[str, Text]]:
         """Names and values; plain: on a terminal without letters for arrows and curves."""
-        left, doing = self.time.left, self._doing
-        epoch = f", epoch {line['epoch'] + 1} of {self.epochs}" if "epoch" in line else ""
+        left, doing, step, total = self.time.left, self._doing, self.time.done, self.time.total or 1
+        epoch = max(0, step - 1) * self.epochs // total + 1  # an epoch's last step is its own, while it is judged
         rows = [
-            ("step", Text(f"{line['step']:,} of {self.time.total:,}{epoch}")),
+            ("step", Text(f"{step:,} of {total:,}, epoch {epoch} of {self.epochs}")),
             ("time", Text(clock(self.time.gone) + (f", {clock(left)} left" if left is not None else ""))),
         ]
         rows += [(name, Text(", ".join(words))) for name, words in _measures(line) if words]
