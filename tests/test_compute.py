@@ -5,10 +5,12 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers import write_npz
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import cmsf
-from cmsf.accounting import clean_views_of, compute_of, multiply_adds, spent
+from cmsf.accounting import Reached, clean_views_of, compute_of, multiply_adds, spent
 from cmsf.analysis.compute import PAPERS_PASS, Compute, Passes, share_of_pass
 from cmsf.analysis.compute_picture import Point, draw_runs, published_points
 from cmsf.analysis.published import IMAGENET_IMAGES, MULTI_CROP, SELF_SUPERVISED, SEMI_SUPERVISED, SMALL_CROP
@@ -39,6 +41,7 @@ from cmsf.backbones import make_backbone
 from cmsf.cli import main
 from cmsf.errors import BadInput
 from cmsf.recipes import named
+from cmsf.report.against_compute import points_of
 from cmsf.resolving import expected
 from cmsf.run_folder import RunFolder
 from cmsf.views import WholeBatch
@@ -281,7 +284,7 @@ def test_a_run_has_cost_what_its_recipe_does_and_its_log_says_how_long(run: cmsf
     assert found.compute.iterations == 6
     lines = metrics(run, "epoch")
     assert found.seconds == pytest.approx(sum(64 / line["images_per_second"] for line in lines))
-    assert found.accuracy["20-nn"] == lines[-1]["20-nn"]
+    assert found.reached["20-nn"] == Reached(lines[-1]["20-nn"], found.epochs)
     labelled = len(run.data().train.labelled)
     assert found.clean_views is not None
     assert found.clean_views.passes == labelled * 5
@@ -304,6 +307,41 @@ def test_an_unfinished_run_has_cost_its_whole_epochs_and_a_torn_line_is_none(cop
     assert found.clean_views.iterations == 3
     copied.metrics_file.write_text("")
     assert spent(copied).compute.flops == 0
+
+
+def test_an_accuracy_stands_at_what_was_spent_until_it_was_measured(
+    copied: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [json.loads(line) for line in copied.metrics_file.read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "epoch" and line["step"] != 2:
+            line.pop("20-nn", None)
+        elif line["kind"] == "epoch":
+            line["20-nn"] = 62.5
+    copied.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = spent(copied)
+    assert found.reached["20-nn"] == Reached(62.5, 1)
+    (point,) = points_of({"a": found})["20-NN"]
+    assert (point.flops, point.accuracy) == (compute_of(copied.recipe(), 72, epochs=1).flops, 62.5)
+    said = " ".join(" ".join(lines_of(capsys, copied.path)).split())
+    assert "its 20-NN is of epoch 1, after" in said
+
+
+def test_the_list_of_images_is_read_once_and_again_when_it_has_changed(
+    copied: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    columns = RunFolder.columns
+    monkeypatch.setattr(RunFolder, "columns", lambda folder: read.append(folder.path) or columns(folder))
+    before = spent(copied)
+    assert spent(copied) == before
+    assert len(read) == 1
+    table = pq.read_table(copied.data_file)
+    pq.write_table(table.filter(pc.not_equal(table["split"], "test")), copied.data_file)
+    after = spent(copied)
+    assert len(read) == 2
+    assert after.images == before.images
+    assert after.tested_on != before.tested_on
 
 
 @pytest.mark.parametrize("rate", [0.0, None, "fast", -1, 10**400, True])
@@ -333,8 +371,8 @@ def test_linear_accuracy_is_that_of_the_runs_results(copied: RunFolder) -> None:
     copied.results.mkdir(exist_ok=True)
     (copied.results / "linear.json").write_text('{"figures": {"linear top-1": 81.5, "linear top-5": 99}}')
     (copied.results / "linear-sgd.json").write_text('["no figures"]')
-    assert spent(copied).accuracy["linear top-1"] == 81.5
-    assert "SGD top-1" not in spent(copied).accuracy
+    assert spent(copied).reached["linear top-1"].per_cent == 81.5
+    assert "SGD top-1" not in spent(copied).reached
 
 
 @pytest.mark.parametrize(("classes", "test", "comparable"), [(1000, 500, True), (1000, 90, False), (9, 500, False)])
@@ -346,7 +384,7 @@ def test_only_imagenet_is_compared_with_what_is_published(
     monkeypatch.setattr("cmsf.accounting.IMAGENET_TEST_IMAGES", 500)
     split = ["train"] * 12_800 + ["test"] * test
     truth = [str(number % classes) for number in range(len(split))]
-    monkeypatch.setattr(RunFolder, "columns", lambda _: {"split": split, "label": truth, "truth": truth})
+    monkeypatch.setattr(RunFolder, "columns", lambda _: {"split": split, "label": truth, "truth": truth, "path": truth})
     copied.metrics_file.write_text("")
     assert spent(copied).on_imagenet is comparable
 
@@ -435,12 +473,44 @@ def test_names_in_a_picture_cover_neither_each_other_nor_a_point() -> None:
     assert not overlapping
 
 
-@pytest.mark.parametrize("flops", [(4e12, 6.2e12), (4e12, 4.1e12), (1e12, 1e15), (3e9, 3e9)])
-def test_no_two_ticks_of_compute_are_written_alike(flops: tuple[float, float]) -> None:
+@pytest.mark.parametrize(
+    "flops",
+    [
+        (4e12, 6.2e12),
+        (4e12, 4.1e12),
+        (6.46e13, 6.47e13),
+        (6.46e13, 6.4601e13),
+        (9e11, 2e12),
+        (9e11, 5e13),
+        (1e12, 1e15),
+        (1e13, 1e18),
+        (1e10, 1e19),
+        (3e9, 3e9),
+    ],
+)
+def test_compute_has_ticks_that_are_right_told_apart_and_do_not_touch(flops: tuple[float, float]) -> None:
     figure = draw_runs({"20-NN": [Point(f"run {n}", each, 80 + n) for n, each in enumerate(flops)]}, {})
-    FigureCanvasAgg(figure).draw()
-    ticks = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
-    assert len(set(ticks)) == len(ticks) > 0
+    canvas, axes = FigureCanvasAgg(figure), figure.axes[0]
+    canvas.draw()
+    (low, high), places = axes.get_xlim(), axes.get_xticks().tolist()
+    written = axes.get_xticklabels()
+    assert len(places) >= 2
+    assert all(low <= place <= high for place in places)
+    for place, label in zip(places, written, strict=True):
+        assert float(label.get_text()) == pytest.approx(place, rel=(high - low) / high / 50)
+    boxes = [label.get_window_extent(canvas.get_renderer()) for label in written]
+    assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
+
+
+@pytest.mark.parametrize("letters", [20, 80])
+def test_names_stay_inside_of_the_picture(letters: int) -> None:
+    points = [Point(f"{n} {'abcdefghij' * 8}"[:letters], 4e13, 80 + n) for n in range(5)]
+    for beside in ({}, {"20-NN": published_points("20-nn")}):
+        figure = draw_runs({"20-NN": points}, beside)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        boxes = [text.get_window_extent(canvas.get_renderer()) for text in figure.axes[0].texts[:5]]
+        assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in boxes)
 
 
 def test_a_run_without_accuracy_is_not_drawn(copied: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:

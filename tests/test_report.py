@@ -1,21 +1,28 @@
 """cmsf report: one page of what a run has learned, from what the run has written and from a look at its images."""
 
 import json
+import math
 import re
 import shutil
 import signal
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import write_npz, write_photos
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from runs import TINY, StopAt, metrics
 
 import cmsf
+from cmsf.accounting import spent
 from cmsf.analysis.graph import graph_of
 from cmsf.cli import main
 from cmsf.data import Dataset, Split
+from cmsf.report.across import drawings_across
 from cmsf.report.contents import Report
+from cmsf.report.drawing import COLOURS
 from cmsf.report.gathering import Machine, gather, gather_history
 from cmsf.report.page import render
 from cmsf.report.pool import Album, Everything
@@ -98,7 +105,7 @@ def test_several_runs_stand_side_by_side(run: cmsf.Run, tmp_path: Path) -> None:
     compared = page.split('id="comparison"')[1].split("</section>")[0]
     assert re.findall(r'data-plot="([^"]+)"', compared) == ["accuracy-of-all", "purity-of-all", "compute-20-nn"]
     drawn = compared.split('data-plot="compute-20-nn"')[1].split("</figure>")[0]
-    assert {"cmsf-self-small", "msf-small"} <= set(re.findall(r"<text[^>]*>([^<]+)</text>", drawn))
+    assert {"1 cmsf-self-small", "2 msf-small"} <= set(re.findall(r"<text[^>]*>([^<]+)</text>", drawn))
     ids = re.findall(r'<[^>]* id="([^"]+)"', page)
     assert len(ids) == len(set(ids))
 
@@ -110,20 +117,53 @@ def test_a_run_without_checkpoints_says_why_its_bank_is_not_shown(run: cmsf.Run,
     assert [gallery.title for gallery in report.galleries] == ["Test images and their nearest training images"]
 
 
-def test_runs_of_the_same_recipe_are_told_apart_by_their_folders(run: cmsf.Run, tmp_path: Path) -> None:
+def test_runs_are_numbered_and_those_of_one_recipe_told_apart_by_their_folders(run: cmsf.Run, tmp_path: Path) -> None:
     twins = []
     for place in ("one/run", "two/run", "two/other"):
         shutil.copytree(run.path, tmp_path / place)
         twins.append(cmsf.Run(tmp_path / place))
-    write_report(twins[1:], tmp_path / "two.html", HERE)
-    page = (tmp_path / "two.html").read_text()
-    assert re.findall(r"<strong><bdi>([^<]+)</bdi></strong>", page) == [
-        "cmsf-self-small · run",
-        "cmsf-self-small · other",
-    ]
     write_report(twins, tmp_path / "three.html", HERE)
-    named = re.findall(r"<strong><bdi>([^<]+)</bdi></strong>", (tmp_path / "three.html").read_text())
-    assert named == [f"cmsf-self-small · {place}" for place in ("one/run", "two/run", "two/other")]
+    page = (tmp_path / "three.html").read_text()
+    named = [f"{number} cmsf-self-small · {name}" for number, name in enumerate(("run", "run", "other"), start=1)]
+    assert re.findall(r"<strong><bdi>([^<]+)</bdi></strong>", page) == named
+    assert "tested on different images" not in page
+
+
+def test_runs_that_were_tested_on_other_images_say_so(run: cmsf.Run, tmp_path: Path) -> None:
+    other = cmsf.train(
+        "msf-small", write_npz(tmp_path / "bars.npz", per_class=30), tmp_path / "run", quiet=True, **TINY
+    )
+    write_report([run, other], tmp_path / "two.html", HERE)
+    assert "These runs were tested on different images" in (tmp_path / "two.html").read_text()
+
+
+def test_plots_of_many_runs_have_a_look_for_each_and_their_names_inside() -> None:
+    epochs = [{"epoch": epoch, "20-nn": 50.0 + epoch} for epoch in (0, 10**9)]
+    (drawing,) = drawings_across({f"{n} {'run with a long name ' * 4}{n}": epochs for n in range(24)}, {})
+    canvas = FigureCanvasAgg(drawing.figure)
+    with warnings.catch_warnings(action="error"):
+        canvas.draw()
+    (axes,) = drawing.figure.axes
+    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 24
+    (legend,) = drawing.figure.legends
+    assert len({text.get_text() for text in legend.get_texts()}) == 24
+    box, whole = legend.get_window_extent(canvas.get_renderer()), drawing.figure.bbox
+    assert box.x0 >= 0
+    assert box.x1 <= whole.x1
+    assert axes.bbox.height > 1.5 * drawing.figure.dpi
+    assert not axes.bbox.overlaps(box)
+
+
+def test_runs_that_say_nothing_beside_others_keep_their_colours(run: cmsf.Run) -> None:
+    lines, cost = [{"epoch": 0, "20-nn": 50.0, "purity_unconstrained": 0.5}], spent(run.folder)
+    together = drawings_across(
+        {"1 a": lines, "2 b": [], "3 c": lines, "4 d": [{"epoch": 1, "20-nn": math.nan}]},
+        {"1 a": cost, "2 b": None, "3 c": cost, "4 d": None},
+    )
+    accuracy, purity, compute = (drawing.figure.axes[0] for drawing in together)
+    assert [line.get_color() for line in purity.lines] == [COLOURS[0], COLOURS[2]]
+    assert [line.get_color() for line in accuracy.lines][:2] == [COLOURS[0], COLOURS[2]]
+    assert [to_hex(point.get_facecolor()) for point in compute.collections] == [COLOURS[0], COLOURS[2]]
 
 
 def test_a_run_that_is_being_trained_has_a_page_that_looks_for_a_newer_one(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,22 @@ _NEARLY = 0.01
 
 
 @dataclass(frozen=True)
+class Reached:
+    """An accuracy, and after how many epochs it was measured."""
+
+    per_cent: float
+    epochs: int
+
+
+@dataclass(frozen=True)
 class Spent:
     """What a run has cost so far, in whole epochs, and what has come of it.
 
     clean_views: what the offline cache of pseudo-labels adds; None without one.
     seconds: of training, without evaluations and pauses; None where the log does not say it of every epoch.
-    accuracy: per cent by name: of the last k-NN in the log, and of evaluations in results/.
+    reached: by name: the last k-NN in the log, and evaluations in results/.
     on_imagenet: whether it can be compared with what is published.
+    tested_on: the same for runs that are tested on images of the same names and classes.
     """
 
     recipe: Resolved
@@ -49,8 +59,12 @@ class Spent:
     compute: Compute
     clean_views: Compute | None
     seconds: float | None
-    accuracy: dict[str, float]
+    reached: dict[str, Reached]
     on_imagenet: bool
+    tested_on: str
+
+    def flops_after(self, epochs: int) -> float:
+        return self.compute.flops * epochs / self.epochs if self.epochs else 0.0
 
 
 def compute_of(recipe: Resolved, images: int, epochs: int | None = None) -> Compute:
@@ -93,7 +107,7 @@ def spent(run: str | Path | RunFolder) -> Spent:
     images = _count(folder)
     steps, epochs = images.train // recipe.batch_size, 0
     seconds: list[float] = []
-    accuracy: dict[str, float] = {}
+    reached: dict[str, Reached] = {}
     for line in epoch_lines(folder.metrics_file):
         step = line.get("step")
         if type(step) is not int or not steps or step % steps or not epochs < step // steps <= recipe.epochs:
@@ -101,7 +115,7 @@ def spent(run: str | Path | RunFolder) -> Spent:
         epochs = step // steps
         rate = _number(line.get("images_per_second"))
         seconds.append(steps * recipe.batch_size / rate if rate else math.inf)
-        accuracy |= _numbers(line, BALLOTS)
+        reached |= _reached(line, BALLOTS, epochs)
     whole = len(seconds) == epochs and math.isfinite(sum(seconds))
     return Spent(
         recipe,
@@ -110,8 +124,9 @@ def spent(run: str | Path | RunFolder) -> Spent:
         compute_of(recipe, images.train, epochs),
         clean_views_of(recipe, images.train, images.labelled, epochs),
         math.fsum(seconds) if whole else None,
-        accuracy | _evaluated(folder),
+        reached | _evaluated(folder, epochs),
         images.are_imagenet,
+        images.tested_on,
     )
 
 
@@ -123,6 +138,7 @@ class _Images:
     labelled: int
     classes: int
     test: int
+    tested_on: str
 
     @property
     def are_imagenet(self) -> bool:
@@ -136,19 +152,22 @@ class _Images:
 def _count(folder: RunFolder) -> _Images:
     """Once for a list: a page that is written after every epoch should not read ImageNet's each time."""
     file = folder.data_file
-    return _counted(folder.path, file.stat().st_mtime_ns if file.exists() else 0)
+    known = file.stat() if file.exists() else None
+    return _counted(folder.path.resolve(), *((known.st_mtime_ns, known.st_size, known.st_ino) if known else ()))
 
 
 @lru_cache(maxsize=32)
-def _counted(path: Path, _written: int) -> _Images:
+def _counted(path: Path, *_as_it_was_written: int) -> _Images:
     listed = RunFolder(path).columns()
-    rows = zip(listed["split"], listed["label"], listed["truth"], strict=True)
-    train = [(label, truth) for split, label, truth in rows if split == "train"]
+    rows = list(zip(listed["split"], listed["label"], listed["truth"], listed["path"], strict=True))
+    train = [(label, truth) for split, label, truth, _ in rows if split == "train"]
+    test = sorted(f"{path!a} {truth!a}" for split, _, truth, path in rows if split == "test")
     return _Images(
         train=len(train),
         labelled=sum(label is not None for label, _ in train),
         classes=len({truth for _, truth in train} - {None}),
-        test=listed["split"].count("test"),
+        test=len(test),
+        tested_on=sha256("\n".join(test).encode()).hexdigest(),
     )
 
 
@@ -171,21 +190,21 @@ def _passes(recipe: Resolved) -> tuple[Passes, Passes]:
     return batch, Passes(asides, asides, beside) if asides else Passes()
 
 
-def _evaluated(folder: RunFolder) -> dict[str, float]:
-    """Figures of evaluations on the run's own images, as far as there are any."""
-    found: dict[str, float] = {}
+def _evaluated(folder: RunFolder, epochs: int) -> dict[str, Reached]:
+    """Figures of evaluations on the run's own images, as far as there are any; they are of all its epochs."""
+    found: dict[str, Reached] = {}
     for metric, name in _RESULTS.items():
         file = folder.results / f"{metric}.json"
         if file.exists():
             result = read_json(file)
             figures = result.get("figures") if isinstance(result, dict) else None
-            found |= _numbers(figures, [name]) if isinstance(figures, dict) else {}
+            found |= _reached(figures, [name], epochs) if isinstance(figures, dict) else {}
     return found
 
 
-def _numbers(said: dict[str, Any], names: Iterable[str]) -> dict[str, float]:
+def _reached(said: dict[str, Any], names: Iterable[str], epochs: int) -> dict[str, Reached]:
     figures = {name: _number(said.get(name)) for name in names}
-    return {name: figure for name, figure in figures.items() if figure is not None}
+    return {name: Reached(figure, epochs) for name, figure in figures.items() if figure is not None}
 
 
 def _number(value: Any) -> float | None:

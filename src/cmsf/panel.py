@@ -45,7 +45,8 @@ class TrainingPanel:
     def reach(self, step: int) -> None:
         self.time.at(step)
 
-    def step(self, line: Mapping[str, Any]) -> None:
+    def step(self, step: int, line: Mapping[str, Any]) -> None:
+        self.reach(step)
         self._line = dict(line)
 
     def epoch(self, line: Mapping[str, Any]) -> None:
@@ -69,25 +70,25 @@ class TrainingPanel:
         rows = Table.grid(padding=(0, 1))
         rows.add_column(style="dim", no_wrap=True)
         rows.add_column()
-        for name, value in self._rows(self._line, options.ascii_only):
+        done, total = self.time.done, self.time.total or 1
+        for name, value in self._rows(done, total, options.ascii_only):
             rows.add_row(name, value)
         width = max(1, min(options.max_width - FREE, _WIDEST))
-        done, total = self.time.done, self.time.total or 1
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
             ProgressBar(total, done, max(1, width - 4 - len(" 100 %"))), f"{done / total:4.0%}".replace("%", " %")
         )
         yield Panel(Group(bar, rows), title=Text(self.name, "bold"), title_align="left", width=width)
 
-    def _rows(self, line: Mapping[str, Any], plain: bool) -> list[tuple[str, Text]]:
+    def _rows(self, step: int, total: int, plain: bool) -> list[tuple[str, Text]]:
         """Names and values; plain: on a terminal without letters for arrows and curves."""
-        left, doing, step, total = self.time.left, self._doing, self.time.done, self.time.total or 1
+        left, doing = self.time.left, self._doing
         epoch = max(0, step - 1) * self.epochs // total + 1  # an epoch's last step is its own, while it is judged
         rows = [
             ("step", Text(f"{step:,} of {total:,}, epoch {epoch} of {self.epochs}")),
             ("time", Text(clock(self.time.gone) + (f", {clock(left)} left" if left is not None else ""))),
         ]
-        rows += [(name, Text(", ".join(words))) for name, words in _measures(line) if words]
+        rows += [(name, Text(", ".join(words))) for name, words in _measures(self._line) if words]
         if "pseudo_share" in self._epoch:
             rows.append(("pseudo-labels", Text(pseudo_labels(self._epoch))))
         rows += [(name, _judgement(list(values), plain)) for name, values in self._judged.items() if values]

@@ -49,13 +49,13 @@ class Screen:
             self._panel = None
 
     def reach(self, step: int) -> None:
-        """Of every step, with or without a line in the log."""
+        """A step that has no line in the log."""
         if self._panel is not None:
             self._panel.reach(step)
 
     def step(self, step: int, line: Mapping[str, Any]) -> None:
         if self._panel is not None:
-            self._panel.step(line)
+            self._panel.step(step, line)
 
     def epoch(self, line: Mapping[str, Any]) -> None:
         if self._panel is not None:

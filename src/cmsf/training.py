@@ -216,8 +216,9 @@ class Training:
         if guess is not None:
             self.totals.add_guesses(count_guesses(guess, self.true_label))
         self.step += 1
-        self.screen.reach(self.step)
-        if self.step % self.recipe.log_every == 0 or position == self.steps_per_epoch - 1:
+        if self.step % self.recipe.log_every and position < self.steps_per_epoch - 1:
+            self.screen.reach(self.step)
+        else:
             seen, variety = self._look(query, outcome), Variety.of(query.embedding)
             self.totals.add_seen(seen, variety)
             line = step_line(epoch, outcome, seen, variety) | {"lr": lr, "target_momentum": momentum}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from cmsf.analysis.published import SELF_SUPERVISED, SEMI_SUPERVISED, SelfSupervised
 from cmsf.analysis.thumbnails import PLAIN, fonts
@@ -19,7 +19,8 @@ _LETTERS, _LINE, _LETTER_WIDTH = 8, 10.5, 4.7
 """Size, distance of lines and mean width of a label's letters, in points."""
 _FARTHEST = 8
 """Lines that a label may be away from its point."""
-_LONGEST_LABEL = 40
+_TICKS, _SHORT = 5, 4
+"""The most, and the ratio of the ends below which an axis has even steps."""
 _FEW = 8
 """Names that have room in a compact panel."""
 _MOST = 101
@@ -57,9 +58,8 @@ def draw_runs(panels: Mapping[str, Sequence[Point]], beside: Mapping[str, Sequen
         one.set_xscale("log")
         one.set_ylabel(f"{title}, % of test images")
         _scatter(one, [*points, *beside.get(title, ())], size)
-        low, high = one.get_xlim()
-        one.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 10 * low else (1, 2, 3, 4, 5, 7)))
-        one.xaxis.set_major_formatter(_power)
+        ticks = _ticks(*one.get_xlim())
+        one.set_xticks(list(ticks.values()), list(ticks), minor=False)
         one.xaxis.set_minor_locator(NullLocator())
         if beside.get(title):
             one.set_title("ImageNet; grey: published, by the paper's tables", fontsize=10)
@@ -109,10 +109,20 @@ def _semi_supervised() -> Iterator[Point]:
         yield Point(name, flops, row.top_1, 12 + 3 * (number or 4), colour, colour, filled=number is not None)
 
 
-def _power(flops: float, _: float) -> str:
-    """4e12, 5.5e12."""
-    power = math.floor(math.log10(flops)) if flops > 0 else 0
-    return f"{round(flops / 10**power, 2):g}e{power}"
+def _ticks(low: float, high: float) -> dict[str, float]:
+    """A few places on a logarithmic axis by what is written there: even steps on a short one, else round numbers."""
+    if high < _SHORT * low:
+        places = [float(place) for place in MaxNLocator(_TICKS - 1).tick_values(low, high) if low <= place <= high]
+        power = math.floor(math.log10(high))
+        digits = max(0, power - math.floor(math.log10(places[1] - places[0])))
+        return {f"{place / 10**power:.{digits}f}e{power}": place for place in places}
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for leading in ((1, 2, 5), (1, 3), (1,)):
+        fine = {f"{first}e{power}": first * 10.0**power for power in powers for first in leading}
+        inside = {text: place for text, place in fine.items() if low <= place <= high}
+        if len(inside) <= _TICKS:
+            break
+    return dict(list(inside.items())[:: math.ceil(len(inside) / _TICKS)])
 
 
 def _figure(panels: int, size: Size, titled: bool) -> tuple[Figure, list[Axes]]:
@@ -149,7 +159,8 @@ def _scatter(axes: Axes, points: Sequence[Point], size: Size, from_zero: bool = 
 
 def _write_names(axes: Axes, points: Sequence[Point], size: Size) -> None:
     """Beside each point, as near as it gets without covering a name or a point; with a line where that is not near."""
-    names = [clipped(printable(point.name), _LONGEST_LABEL) for point in points]
+    longest = int((72 * size[0] / 2 - 9) / _LETTER_WIDTH)  # half a panel, so that it fits on a side of any point
+    names = [clipped(printable(point.name), longest) for point in points]
     places = _places(axes, points, size)
     taken = [(x - p.radius, x + p.radius, y - p.radius, y + p.radius) for p, (x, y) in zip(points, places, strict=True)]
     for point, name, (x, y) in zip(points, names, places, strict=True):

@@ -102,7 +102,7 @@ class Row:
         spent, compute, epochs = self.spent, self.compute, str(self.recipe.epochs)
         beside = f"+{compute.labelled.batch}" if compute.labelled.batch else ""
         seconds = None if spent is None else spent.seconds
-        accuracy = None if spent is None else spent.accuracy.get("20-nn")
+        reached = None if spent is None else spent.reached.get("20-nn")
         return [
             printable(self.name),
             epochs if spent is None or spent.epochs == self.recipe.epochs else f"{spent.epochs} of {epochs}",
@@ -113,8 +113,16 @@ class Row:
             _power(compute.passes),
             _power(compute.flops),
             "" if seconds is None else _duration(seconds),
-            "" if accuracy is None else f"{accuracy:.1f}",
+            "" if reached is None else f"{reached.per_cent:.1f}",
         ]
+
+    def judged_before(self) -> str | None:
+        """Where the last 20-NN is not of all that was spent."""
+        reached = None if self.spent is None else self.spent.reached.get("20-nn")
+        if self.spent is None or reached is None or reached.epochs == self.spent.epochs:
+            return None
+        then = _power(self.spent.flops_after(reached.epochs))
+        return f"{self.name}: its 20-NN is of epoch {reached.epochs}, after {then} FLOPs"
 
     def note(self) -> str | None:
         """What the offline cache of pseudo-labels adds."""
@@ -135,7 +143,7 @@ def table_of(rows: Sequence[Row]) -> list[str]:
     runs = any(row.spent is not None for row in rows)
     notes = [
         *dict.fromkeys(row.network for row in rows),
-        *(note for row in rows if (note := row.note())),
+        *(note for row in rows for note in (row.note(), row.judged_before()) if note),
         "fwd, bwd: passes of an image through the backbone, all that is counted; backward costs twice forward.",
         "A multiply-add is one FLOP, as in the paper; its "
         f"{_power(PAPERS_PASS, 1)} are of ResNet-50 with strides in 1×1 convolutions.",

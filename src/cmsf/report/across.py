@@ -65,6 +65,6 @@ def _over(
     reached = [epoch for known in by_epoch.values() for epoch, there in known.items() if there is not None]
     if not reached:
         return None
-    everywhere = range(1, max(reached) + 1)
+    everywhere = sorted(set(reached))
     lines = {name: [known.get(epoch) for epoch in everywhere] for name, known in by_epoch.items()}
     return curves(everywhere, lines, "epoch", beside, share)

@@ -18,9 +18,9 @@ def points_of(runs: Mapping[str, Spent | None]) -> dict[str, list[Point]]:
     panels: dict[str, list[Point]] = {}
     for measure, title in _MEASURES.items():
         for colour, (name, spent) in zip(cycle(COLOURS), runs.items(), strict=False):
-            if spent is not None and spent.compute.flops and measure in spent.accuracy:
-                point = Point(name, spent.compute.flops, spent.accuracy[measure], colour=colour)
-                panels.setdefault(title, []).append(point)
+            reached = None if spent is None else spent.reached.get(measure)
+            if spent is not None and reached is not None and (flops := spent.flops_after(reached.epochs)):
+                panels.setdefault(title, []).append(Point(name, flops, reached.per_cent, colour=colour))
     return panels
 
 

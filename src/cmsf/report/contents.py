@@ -195,7 +195,7 @@ class RunReport:
 class Report:
     """written: an ISO 8601 time. live: training goes on, and the page looks every 15 seconds for a newer one.
 
-    plots: of several runs together.
+    plots: of several runs together. note: what has to be known to compare them.
     """
 
     runs: tuple[RunReport, ...]
@@ -203,3 +203,4 @@ class Report:
     version: str
     live: bool = False
     plots: tuple[Plot, ...] = ()
+    note: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -21,11 +22,17 @@ from cmsf.report.contents import INK, PAPER, Plot
 
 BIN = 5
 """Ranks that are counted together."""
-COLOURS = ("#0969da", "#cf222e", "#1a7f37", "#bf8700", "#8250df", "#1b7c83", "#bc4c00", "#6e7781")
+COLOURS = ("#0969da", "#cf222e", "#1a7f37", "#bf8700", "#8250df", "#1b7c83", "#bc4c00")
 """Seen on white and on black, and told apart in this order."""
-GREY = COLOURS[-1]
-_LONGEST = 40
-"""Letters of a name in a legend."""
+GREY = "#6e7781"
+_STYLES = ("-", "--", ":", "-.")
+"""Of as many lines as there are colours, each."""
+_INSIDE = 4
+"""Names that a legend has room for inside of the axes; more stand below them, two in a line."""
+_LONGEST, _HALF = 40, 28
+"""Letters of such a name."""
+_LEGEND_LINE = 0.17
+"""Inches."""
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -75,20 +82,24 @@ def curves(
 ) -> Figure:
     """Lines over epochs; a value that is not there is left out. share: of one, shown in per cent."""
     with styled():
-        figure, axes = _axes(below, beside)
-        for colour, (name, values) in zip(cycle(COLOURS), lines.items(), strict=False):
+        rows = math.ceil(len(lines) / 2) if len(lines) > _INSIDE else 0
+        figure, axes = _axes(below, beside, rows * _LEGEND_LINE)
+        looks = ((style, colour) for style in cycle(_STYLES) for colour in COLOURS)
+        for (style, colour), (name, values) in zip(looks, lines.items(), strict=False):
             there = [(at, value) for at, value in zip(x, values, strict=True) if value is not None]
             if not there:  # its colour stays its own, in all plots of the page
                 continue
             marker = "o" if len(there) < 25 else ""
-            label = clipped(printable(name), _LONGEST)
-            axes.plot(*zip(*there, strict=True), color=colour, label=label, marker=marker, markersize=3.5)
+            label = clipped(printable(name), _HALF if rows else _LONGEST)
+            axes.plot(*zip(*there, strict=True), style, color=colour, label=label, marker=marker, markersize=3.5)
         if share:
             axes.set_ylim(bottom=0)
             axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-        axes.set_xlim(min(x) - 0.5, max(x) + 0.5)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if len(lines) > 1:
+        axes.set_xlim(0.5, max(x) + 0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        if rows:
+            figure.legend(loc="outside lower center", ncols=2, fontsize=8)
+        elif len(lines) > 1:
             axes.legend(fontsize=8)
         return figure
 
@@ -105,8 +116,9 @@ def bars(heights: Mapping[str, Sequence[float]], below: str, beside: str) -> Fig
         return figure
 
 
-def _axes(below: str, beside: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(5.2, 3.1), layout="constrained", facecolor="none")
+def _axes(below: str, beside: str, more: float = 0.0) -> tuple[Figure, Axes]:
+    """more: inches for what stands below."""
+    figure = Figure(figsize=(5.2, 3.1 + more), layout="constrained", facecolor="none")
     axes = figure.add_subplot(facecolor="none")
     axes.set_xlabel(below)
     axes.set_ylabel(beside)

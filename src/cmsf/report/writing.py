@@ -70,23 +70,29 @@ class LiveReport:
 
 
 def _told_apart(gathered: Sequence[Gathered]) -> list[Gathered]:
-    """By their recipes; those that share one, by as much of their folders' paths as it takes."""
+    """Several runs have their numbers, which are those of their folders of plots; of those that share a recipe, the
+    names of their folders help as well."""
+    if len(gathered) == 1:
+        return list(gathered)
     alike = Counter(one.report.name for one in gathered)
-    names = [one.report.name for one in gathered]
-    folders, length = [Path(one.report.path).resolve().parts for one in gathered], 0
-    while len(set(names)) < len(names) and length < max(map(len, folders)):
-        length += 1
-        names = [
-            f"{one.report.name} · {'/'.join(parts[-length:])}" if alike[one.report.name] > 1 else one.report.name
-            for one, parts in zip(gathered, folders, strict=True)
-        ]
-    return [replace(one, report=replace(one.report, name=name)) for one, name in zip(gathered, names, strict=True)]
+    named = []
+    for number, one in enumerate(gathered, start=1):
+        folder = f" · {Path(one.report.path).resolve().name}" if alike[one.report.name] > 1 else ""
+        named.append(replace(one, report=replace(one.report, name=f"{number} {one.report.name}{folder}")))
+    return named
+
+
+def _note(gathered: Sequence[Gathered]) -> str:
+    tested = {one.spent.tested_on for one in gathered if one.spent is not None}
+    return (
+        "These runs were tested on different images: their accuracies are not of the same." if len(tested) > 1 else ""
+    )
 
 
 def _write(out: Path, gathered: Sequence[Gathered], across: Sequence[Drawing] = (), live: bool = False) -> None:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     together = tuple(drawing.on_page(len(gathered)) for drawing in across)
-    page = render(Report(tuple(one.report for one in gathered), now, version("cmsf"), live, together))
+    page = render(Report(tuple(one.report for one in gathered), now, version("cmsf"), live, together, _note(gathered)))
     size = len(page.encode())
     if size > LARGEST:
         raise BadInput(
