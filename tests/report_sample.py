@@ -64,7 +64,7 @@ def report(runs: int = 1, images: int = 60, classes: Sequence[str] = CLASSES, li
 
 
 def run(name: str, seed: int, images: int, classes: Sequence[str]) -> RunReport:
-    """Every fifth image is labelled wrong, and every seventh has no label; the last suspect is not on the page."""
+    """Every fifth image is labelled wrong, and every seventh has no label."""
     pictures = pool(seed, images, classes)
     return RunReport(
         name,
@@ -83,11 +83,9 @@ def run(name: str, seed: int, images: int, classes: Sequence[str]) -> RunReport:
             ClassRow(each, 100 - n, 10 * n, 0.9 - n / 10, None if n == 0 else 0.5 + n / 10, ((classes[0], 0.05),))
             for n, each in enumerate(classes)
         ),
-        pairs=(Pair(classes[0], classes[1], 0.25),),
+        pairs=(Pair(classes[0], classes[1], 5, 0.25),),
         suspects=tuple(
-            Suspect(
-                image if n < 5 else None, pictures.path[image], classes[pictures.label[image]], classes[0], 0.9 - n / 10
-            )
+            Suspect(image, pictures.path[image], classes[pictures.label[image]], classes[0], 0.9 - n / 10)
             for n, image in enumerate([0, 5, 10, 15, 20, 25])
         ),
         results=(
@@ -135,6 +133,7 @@ def hostile_report() -> Report:
         state=bad,
         summary=(Figure(bad, bad, bad),),
         suspects=told,
+        about_suspects=bad,
         compute=((bad, bad),),
         recipe=(Setting(bad, bad, False),),
         environment=((bad, bad),),

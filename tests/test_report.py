@@ -18,6 +18,7 @@ from runs import TINY, StopAt, metrics
 import cmsf
 from cmsf.accounting import spent
 from cmsf.analysis.graph import graph_of
+from cmsf.analysis.suspects import against_truth
 from cmsf.cli import main
 from cmsf.data import Dataset, Split
 from cmsf.report.across import drawings_across
@@ -88,7 +89,9 @@ def test_the_command_writes_one_page_without_network_and_each_plot_twice(
     assert not re.search(r'(src|href)="(?!data:|#)', page)
     plots = tmp_path / "both-plots"
     assert {file.suffix for file in plots.iterdir()} == {".png", ".svg"}
+    assert {"purity.svg", "confusion.png", "map-pca.svg"} <= {file.name for file in plots.iterdir()}
     assert (plots / "purity.svg").read_text().startswith("<svg")
+    assert re.findall(r'data-plot="(confusion|map-pca)"', page) == ["confusion"]
 
 
 def test_several_runs_stand_side_by_side(run: cmsf.Run, tmp_path: Path) -> None:
@@ -129,12 +132,41 @@ def test_runs_are_numbered_and_those_of_one_recipe_told_apart_by_their_folders(r
     assert "tested on different images" not in page
 
 
-def test_runs_that_were_tested_on_other_images_say_so(run: cmsf.Run, tmp_path: Path) -> None:
+def test_the_page_counts_its_suspects_and_shows_each_that_it_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    least = 0.2  # so little has learned little
+    monkeypatch.setattr("cmsf.report.classes.LEAST", least)
+    data = write_npz(tmp_path / "bars.npz", per_class=40)
+    noisy = cmsf.train("cmsf-sup-small", data, tmp_path / "run", quiet=True, **TINY | {"label_noise": 0.3})
+    report = gather(noisy, HERE, most=40).report
+    every = noisy.suspects(least=0.0)
+    hits = against_truth(every, least)
+    assert hits is not None
+    found = sum(one.score >= least for one in every)
+    assert found > len(report.suspects) == 10
+    assert f"{found} of {len(every)} labels have a score of 0.2" in report.about_suspects
+    assert "The likeliest 10 are here" in report.about_suspects
+    assert f"{100 * hits.recall:.1f} % of the wrong ones" in report.about_suspects
+    assert report.images is not None
+    assert [report.images.path[one.image] for one in report.suspects] == [one.path for one in report.suspects]
+    assert report.images.of == len(noisy.data().train) + len(noisy.data().test or ())
+
+
+def test_runs_that_were_tested_on_other_images_say_so(
+    run: cmsf.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = cmsf.train(
         "msf-small", write_npz(tmp_path / "bars.npz", per_class=30), tmp_path / "run", quiet=True, **TINY
     )
     write_report([run, other], tmp_path / "two.html", HERE)
-    assert "These runs were tested on different images" in (tmp_path / "two.html").read_text()
+    page = (tmp_path / "two.html").read_text()
+    assert "These runs were tested on different images" in page
+    differ = re.sub(r"<[^>]+>", " ", page.split("Settings that differ")[1].split("</table>")[0]).split()
+    assert "constraint" in differ
+    assert "epochs" not in differ
+    assert main(["flops", str(run.path), str(other.path), "--out", str(tmp_path / "two.png")]) == 0
+    assert "These runs were tested on different images" in capsys.readouterr().out
 
 
 def test_plots_of_many_runs_have_a_look_for_each_and_their_names_inside() -> None:
@@ -171,11 +203,12 @@ def test_a_run_that_is_being_trained_has_a_page_that_looks_for_a_newer_one(tmp_p
     with pytest.raises(Stopped):
         cmsf.train("cmsf-self-small", bars, out, screen=StopAt(6, signal.SIGTERM), report=True, **TINY)
     half = (out / "report.html").read_text()
-    assert "epoch 1 of 3" in half
+    assert ">epoch 1 of 3<" in half
     assert 'data-live="true"' in half or "location.reload" in half
     report = gather(cmsf.Run(out), HERE, most=60).report
     assert report.images is None
-    assert any("training has not ended yet" in note for note in report.notes)
+    assert report.state == "stopped after epoch 1 of 3"
+    assert any("it is not trained to its end" in note for note in report.notes)
     cmsf.train("cmsf-self-small", bars, out, quiet=True, report=True, **TINY)
     assert "complete" in (out / "report.html").read_text()
 
@@ -199,6 +232,8 @@ def test_what_is_no_run_or_says_nonsense_is_told_in_a_line(
 ) -> None:
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert "there is no run" in capsys.readouterr().err
+    assert main(["report", str(run.path), "--out", str(tmp_path / "report.pdf")]) == 2
+    assert "the page is an .html file" in capsys.readouterr().err
     assert main(["report", str(run.path), "--out", str(tmp_path / "no" / "report.html")]) == 2
     assert "it takes a file in a folder that is there" in capsys.readouterr().err
     run.folder.results.mkdir(exist_ok=True)

@@ -1,6 +1,7 @@
 """Labels that neighbours doubt: equal to a slow count, found where they were put, and safe to be read back."""
 
 import csv
+import shlex
 from dataclasses import replace
 from math import exp
 from pathlib import Path
@@ -294,7 +295,10 @@ def test_names_from_data_stay_data_in_the_list_and_in_a_line_on_the_screen(
     out = tmp_path / "all.csv"
     assert suspects(run.path, "--out", out, "--least", "0") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert all(line.startswith(("  ", "suspects", "open", "most often:", "by the truth", "4", "5")) for line in lines)
+    assert all(
+        line.startswith(("  ", "suspects", "open", "most often:", "by the truth", "correct", "4", "5"))
+        for line in lines
+    )
     rows = rows_of(out)
     trained = [row["path"] for row in run.folder.images() if row["split"] == "train"]
     assert sorted(row["path"] for row in rows) == sorted(trained)
@@ -318,13 +322,17 @@ def test_a_corrected_list_corrects_the_labels_and_leaves_the_others(
         writer = csv.DictWriter(stream, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    capsys.readouterr()
-    assert main(["labels", str(photos), "--corrections", str(out), "--out", str(corrected)]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    command = shlex.split(last.partition("make a list of it: ")[2])
+    assert command == ["cmsf", "labels", str(photos), "--corrections", str(out), "--out", "labels.csv"]
+    assert main([*command[1:-1], str(corrected)]) == 0
     changed = sum(
         name != expected[path]
         for path, name in zip(open_source(photos).train.images.paths, open_source(photos).train.names, strict=True)
     )
-    assert f"{changed} labels corrected, of {len(rows)} listed" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"{changed} labels corrected, of {len(rows)} listed" in said
+    assert "classes that were not there before: 'a new class'" in said
     source = open_source(photos)
     given = dict(zip(source.train.images.paths, listed_labels(source, corrected)["train"], strict=True))
     assert given == expected

@@ -55,6 +55,8 @@ class Spent:
 
     recipe: Resolved
     images: int
+    test_images: int
+    classes: int
     epochs: int
     compute: Compute
     clean_views: Compute | None
@@ -120,6 +122,8 @@ def spent(run: str | Path | RunFolder) -> Spent:
     return Spent(
         recipe,
         images.train,
+        images.test,
+        images.classes,
         epochs,
         compute_of(recipe, images.train, epochs),
         clean_views_of(recipe, images.train, images.labelled, epochs),

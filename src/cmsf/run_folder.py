@@ -277,6 +277,20 @@ class RunFolder:
         finally:
             os.close(file)
 
+    def in_training(self) -> bool:
+        """Whether a process holds the lock at this moment."""
+        try:
+            file = os.open(self.path / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(file)
+        return False
+
     def check_own(self) -> None:
         """Refuse a run with links in it, for what is written or tidied up there would be so elsewhere."""
         for folder, subfolders, files in os.walk(self.path):

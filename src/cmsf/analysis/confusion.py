@@ -16,9 +16,18 @@ from cmsf.analysis.thumbnails import fonts, save_figure, shortened
 _NUMBERED, _FEW, _NAMED = 20, 60, 250
 """Up to how many classes cells have numbers in them, names are of a good size, and there are names at all."""
 _LARGEST = 24.0
+_LIGHT, _DARK = "#fefefe", "#1f2328"
+"""Not white and a page's ink, for these turn round on a dark page, and the cells do not."""
 
 
 def draw_confusion(counts: Int[Tensor, "c c"], names: Sequence[str], out: Path) -> None:
+    """A picture of test images."""
+    figure = confusion_figure(counts, names)
+    figure.suptitle(f"{int(counts.sum()):,} test images, % of each true class", fontsize=10)
+    save_figure(figure, out)
+
+
+def confusion_figure(counts: Int[Tensor, "c c"], names: Sequence[str]) -> Figure:
     """A row a true class, a column a predicted one; a cell is as dark as its share of the row, per cent."""
     classes = len(names)
     cell, letters = (0.5, 9) if classes <= _NUMBERED else (0.24, 8) if classes <= _FEW else (0.11, 6)
@@ -38,12 +47,11 @@ def draw_confusion(counts: Int[Tensor, "c c"], names: Sequence[str], out: Path) 
         for row, line in enumerate(share.tolist()):
             for column, value in enumerate(line):
                 if counts[row, column]:
-                    colour = "white" if value > 35 else "#24292f"
+                    colour = _LIGHT if value > 35 else _DARK
                     axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=8, color=colour)
     else:
         figure.colorbar(image, ax=axes, shrink=min(1.0, 4 / side), aspect=24, pad=0.02, ticks=[0, 1, 5, 20, 50, 100])
     axes.set_xlabel("predicted", fontsize=11)
     axes.set_ylabel("true", fontsize=11)
-    judged = int(counts.sum())
-    figure.suptitle(f"{judged:,} test images, % of each true class", fontsize=10)
-    save_figure(figure, out)
+    axes.grid(visible=False)
+    return figure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
@@ -66,6 +66,8 @@ class PerClass:
     """The most confused ones first, by images."""
     left_out: bool
     """Whether training images were judged, each by all others, since there are no test images."""
+    counts: Int[Tensor, "c c"] = field(compare=False)
+    """Of the judged images of every class, a row each, how many were taken for each class, a column each."""
 
 
 def per_class(
@@ -99,7 +101,7 @@ def per_class(
         _row(number, names, counts, purity[truth == number], int(in_train[number]), int(in_test[number]))
         for number in ((in_train + in_test) > 0).nonzero()[:, 0].tolist()
     ]
-    return PerClass(tuple(rows), _pairs(counts, names), left_out)
+    return PerClass(tuple(rows), _pairs(counts, names), left_out, counts)
 
 
 def _by_neighbours(

@@ -113,7 +113,7 @@ class Row:
             _power(compute.passes),
             _power(compute.flops),
             "" if seconds is None else _duration(seconds),
-            "" if reached is None else f"{reached.per_cent:.1f}",
+            "" if reached is None else f"{reached.per_cent:.2f}",
         ]
 
     def judged_before(self) -> str | None:

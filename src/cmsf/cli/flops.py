@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cmsf.analysis.published import IMAGENET_IMAGES
 from cmsf.cli.compute_tables import Row, papers_table, table_of
-from cmsf.cli.parser import Parser, say_paths, whole
+from cmsf.cli.parser import Parser, say, say_paths, whole
 from cmsf.errors import BadInput
 from cmsf.files import from_home
 from cmsf.recipe import AUTO, Recipe
@@ -146,10 +146,14 @@ def _expected_images(name: str, recipe: Recipe, images: int | None) -> tuple[int
 
 def _drawn(rows: Sequence[Row]) -> Figure:
     from cmsf.analysis.compute_picture import draw_runs
-    from cmsf.report.against_compute import points_of, published_beside
+    from cmsf.report.against_compute import caution, points_of, published_beside
 
     runs = {row.name: row.spent for row in rows if row.spent is not None}
     panels = points_of(runs)
     if not panels:
         raise BadInput("no run has an accuracy to draw; give runs whose images have labels to judge by")
+    if warning := caution(list(runs.values())):
+        say(warning)
+    for name in sorted(runs.keys() - {point.name for points in panels.values() for point in points}):
+        say(f"{name} has no accuracy, and so is not in the picture")
     return draw_runs(panels, published_beside(list(runs.values())))

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from cmsf.cli.parser import Parser, say, say_paths
-from cmsf.errors import BadInput
+from cmsf.errors import BadInput, some_of
 from cmsf.files import from_home, read_text
 from cmsf.recipe import Recipe, parse
 
@@ -81,6 +81,9 @@ def _labels(chosen: argparse.Namespace) -> int:
         labels, before = _corrected(labels, given), labels
         changes = sum(old != new for old, new in zip(before.called(), labels.called(), strict=True))
         say(f"{changes:,} labels corrected, of {len(given):,} listed in {chosen.corrections}")
+        new = sorted({name for name in given.values() if name is not None} - {*before.names})
+        if new:
+            say(f"classes that were not there before: {some_of([repr(name) for name in new])}")
     if not labels.known.any():
         raise BadInput(f"{source.name} has no labels to make a list from; give one with --labels")
     if chosen.classes is not None:

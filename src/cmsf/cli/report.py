@@ -35,6 +35,8 @@ def _report(chosen: argparse.Namespace) -> int:
 
     runs = list({run.path.resolve(): run for run in map(Run, chosen.runs)}.values())
     out = runs[0].folder.report_file if chosen.out is None else from_home(chosen.out)
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise BadInput(f"--out {out} will not do; the page is an .html file")
     if not out.name or out.is_dir() or not out.absolute().parent.is_dir():
         raise BadInput(f"--out {out} will not do; it takes a file in a folder that is there")
     plots = write_report(runs, out, Machine(chosen.device, workers(chosen.workers), Screen().say))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from cmsf.files import from_home
 
 if TYPE_CHECKING:
     from cmsf.analysis.suspects import Suspect
+    from cmsf.run import Run
 
 _WORST, _PAIRS = 5, 5
 _HEADER = ("path", "index", "label", "suggested", "score", "label_share", "suggested_share")
@@ -78,7 +80,18 @@ def _suspects(chosen: argparse.Namespace) -> int:
         except OSError as error:
             raise BadInput(f"cannot write {out}: {error.strerror}; give another --out") from None
     say_paths({"suspects": out} | ({"open": picture} if found else {}))
+    if found:
+        say(f"correct the column label, and make a list of it: {_next(chosen, run)}")
     return 0
+
+
+def _next(chosen: argparse.Namespace, run: Run) -> str:
+    """The command that makes a list of the corrections, upon the labels that were checked."""
+    given = run.folder.request()
+    labels = chosen.labels or (None if chosen.data else given.labels)
+    words = ["cmsf", "labels", str(chosen.data or given.data)]
+    words += ["--labels", str(labels)] if labels else []
+    return shlex.join([*words, "--corrections", chosen.out, "--out", "labels.csv"])
 
 
 def _score(text: str | None) -> float | None:

@@ -24,6 +24,12 @@ def points_of(runs: Mapping[str, Spent | None]) -> dict[str, list[Point]]:
     return panels
 
 
+def caution(runs: Sequence[Spent]) -> str:
+    """What has to be known to compare their accuracies, if anything."""
+    alike = len({spent.tested_on for spent in runs}) < 2
+    return "" if alike else "These runs were tested on different images: their accuracies are not of the same."
+
+
 def published_beside(runs: Sequence[Spent]) -> dict[str, list[Point]]:
     """The paper's table, where all runs are on ImageNet and so can be compared with it."""
     if not all(spent.on_imagenet for spent in runs):

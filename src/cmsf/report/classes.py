@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cmsf.analysis import per_class as analysed
-from cmsf.analysis.suspects import find_suspects
+from cmsf.analysis.confusion import confusion_figure
+from cmsf.analysis.suspects import LEAST, against_truth, find_suspects
 from cmsf.errors import BadInput
 from cmsf.report.contents import ClassRow, Pair, Suspect
+from cmsf.report.drawing import Drawing, styled
 from cmsf.report.pool import Album
 from cmsf.rows import UNKNOWN
 
-_PICTURED, _LISTED = 60, 500
-"""Of the suspects, the likeliest so many are shown, and so many are listed."""
+CONFUSED, _CELLS = "What is taken for what", 60
+"""A heading, and the most classes that a matrix of them is readable with."""
+_LISTED, _SHARE = 300, 4
+"""Of the suspects, so many at most are shown, and no more than a quarter of the page's pictures."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,9 @@ class Judged:
     classes: tuple[ClassRow, ...] = ()
     pairs: tuple[Pair, ...] = ()
     suspects: tuple[Suspect, ...] = ()
+    about_suspects: str = ""
     notes: tuple[str, ...] = ()
+    confusion: Drawing | None = None
 
 
 def judge(album: Album) -> Judged:
@@ -28,6 +35,7 @@ def judge(album: Album) -> Judged:
     notes: list[str] = []
     table: analysed.PerClass | None = None
     suspects: tuple[Suspect, ...] = ()
+    about = ""
     if bool((album.everything.data.train.truth != UNKNOWN).any()):
         try:
             table = _table(album)
@@ -36,12 +44,11 @@ def judge(album: Album) -> Judged:
     else:
         notes.append("no true class is known, so there is no purity and no table of classes")
     try:
-        suspects, more = _suspects(album)
-        notes += more
+        suspects, about = _suspects(album)
     except BadInput as error:
         notes.append(f"labels were not checked: {str(error).split(';')[0]}")
     if table is None:
-        return Judged(suspects=suspects, notes=tuple(notes))
+        return Judged(suspects=suspects, about_suspects=about, notes=tuple(notes))
     rows = tuple(
         ClassRow(
             row.name,
@@ -55,8 +62,8 @@ def judge(album: Album) -> Judged:
     )
     if table.left_out:
         notes.append("no test image has a known class, so each training image is judged by all the others")
-    pairs = tuple(Pair(pair.first, pair.second, pair.share) for pair in table.pairs)
-    return Judged(rows, pairs, suspects, tuple(notes))
+    pairs = tuple(Pair(pair.first, pair.second, pair.images, pair.share) for pair in table.pairs)
+    return Judged(rows, pairs, suspects, about, tuple(notes), _confusion(table, album.everything.data.classes))
 
 
 def _table(album: Album) -> analysed.PerClass:
@@ -67,22 +74,34 @@ def _table(album: Album) -> analysed.PerClass:
     return analysed.per_class(data.classes, train, data.train.truth, test, data.test.truth)
 
 
-def _suspects(album: Album) -> tuple[tuple[Suspect, ...], list[str]]:
+def _confusion(table: analysed.PerClass, names: Sequence[str]) -> Drawing | None:
+    if not 1 < len(names) <= _CELLS:
+        return None
+    judged = "training images, each by all the others" if table.left_out else "test images"
+    with styled():
+        figure = confusion_figure(table.counts, names)
+    caption = (
+        f"By the vote of the 20 nearest training images; {int(table.counts.sum()):,} {judged}, % of each true class."
+    )
+    return Drawing(CONFUSED, "confusion", "True classes and what they are taken for", caption, figure)
+
+
+def _suspects(album: Album) -> tuple[tuple[Suspect, ...], str]:
+    """The likeliest ones, and how many there are in all."""
     data, features = album.everything.data, album.everything.features
-    found = find_suspects(lambda labelled: features[: len(data.train)][data.train.labelled], data)
-    notes = []
-    if len(found) > _LISTED:
-        notes.append(
-            f"the likeliest {_LISTED} of {len(found)} suspect labels are listed; cmsf suspects writes them all"
+    every = find_suspects(lambda labelled: features[: len(data.train)][data.train.labelled], data, least=0.0)
+    found = [one for one in every if one.score >= LEAST]
+    listed = found[: min(_LISTED, album.most // _SHARE)]
+    about = (
+        f"{len(found):,} of {len(every):,} labels have a score of {LEAST:g} or above: another class has nine times "
+        "their vote."
+    )
+    if len(listed) < len(found):
+        about += f" The likeliest {len(listed)} are here; cmsf suspects writes them all."
+    hits = against_truth(every, LEAST)
+    if hits is not None:
+        about += (
+            f" By the truth {hits.wrong:,} labels are wrong: {100 * hits.precision:.1f} % of the suspects are "
+            f"(precision), and {100 * hits.recall:.1f} % of the wrong ones are suspects (recall)."
         )
-    shown = [
-        Suspect(
-            album.add(one.index) if place < _PICTURED else album.number.get(one.index),
-            one.path,
-            one.label,
-            one.suggested,
-            one.score,
-        )
-        for place, one in enumerate(found[:_LISTED])
-    ]
-    return tuple(shown), notes
+    return tuple(Suspect(album.add(one.index), one.path, one.label, one.suggested, one.score) for one in listed), about

@@ -23,13 +23,20 @@ class Group:
 
 
 def compared(runs: Sequence[RunReport]) -> list[Group]:
-    """A group for the summaries and one for each evaluation; nothing where there is one run alone."""
+    """Groups: the summaries, each evaluation, what the runs have cost, and which settings they do not share; nothing
+    where there is one run alone."""
     if len(runs) < 2:
         return []
     summary = Group("Summary", _lines([{figure.label: figure for figure in run.summary} for run in runs]))
     metrics = dict.fromkeys(table.metric for run in runs for table in run.results)
     results = [Group(metric, _lines([_measures(run, metric) for run in runs])) for metric in metrics]
-    return [group for group in (summary, *results) if group.lines]
+    compute = Group("Compute", _lines([{name: Figure(name, value) for name, value in run.compute} for run in runs]))
+    return [group for group in (summary, *results, compute, _settings_apart(runs)) if group.lines]
+
+
+def _settings_apart(runs: Sequence[RunReport]) -> Group:
+    every = _lines([{one.field: Figure(one.field, one.value) for one in run.recipe} for run in runs])
+    return Group("Settings that differ", tuple(line for line in every if len(set(line.cells)) > 1))
 
 
 def _measures(run: RunReport, metric: str) -> dict[str, Measure]:

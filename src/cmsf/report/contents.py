@@ -54,6 +54,7 @@ class Pool:
     label: what training was told, truth: what is so, both an index into `classes`, or -1.
     near: the nearest others of each image with their similarity, nearest first, at most five.
     wrong: whether the label is another than the truth has by its group, None where one of them is not known.
+    of: how many images there are in all, on the page or not.
     exact: of each image, whether those are the nearest of all training images, and not only of those on the page.
     """
 
@@ -67,6 +68,7 @@ class Pool:
     near: tuple[tuple[tuple[int, float], ...], ...]
     exact: tuple[bool, ...]
     projections: tuple[Projection, ...] = ()
+    of: int = 0
 
     def __post_init__(self) -> None:
         columns = (self.path, self.split, self.label, self.truth, self.wrong, self.near, self.exact)
@@ -122,18 +124,19 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class Pair:
-    """Of the judged images of two classes, the share that is taken for the other of them."""
+    """Of the judged images of two classes, how many are taken for the other of them, and which share that is."""
 
     first: str
     second: str
+    images: int
     share: float
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A label that its neighbourhood contradicts; `image` is None where it is not on the page."""
+    """A label that its neighbourhood contradicts."""
 
-    image: int | None
+    image: int
     path: str
     label: str
     suggested: str
@@ -184,6 +187,7 @@ class RunReport:
     classes: tuple[ClassRow, ...] = ()
     pairs: tuple[Pair, ...] = ()
     suspects: tuple[Suspect, ...] = ()
+    about_suspects: str = ""
     results: tuple[ResultTable, ...] = ()
     compute: tuple[tuple[str, str], ...] = ()
     recipe: tuple[Setting, ...] = ()

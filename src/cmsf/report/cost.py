@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cmsf.accounting import Spent
+from cmsf.live import clock
 
 
 def cost(bill: Spent) -> tuple[tuple[str, str], ...]:
@@ -17,5 +18,5 @@ def cost(bill: Spent) -> tuple[tuple[str, str], ...]:
     if bill.clean_views is not None:
         lines.append(("of the offline cache beside them", f"{bill.clean_views.flops:.3g}"))
     if bill.seconds is not None:
-        lines.append(("time of training", f"{bill.seconds / 60:.1f} minutes"))
+        lines.append(("time of training", clock(bill.seconds)))
     return tuple(lines)

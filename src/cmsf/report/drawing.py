@@ -29,8 +29,10 @@ _STYLES = ("-", "--", ":", "-.")
 """Of as many lines as there are colours, each."""
 _INSIDE = 4
 """Names that a legend has room for inside of the axes; more stand below them, two in a line."""
-_LONGEST, _HALF = 40, 28
+_LONGEST, _HALF, _QUARTER = 40, 28, 14
 """Letters of such a name."""
+_NAMED = 20
+"""Kinds of points that have a legend."""
 _LEGEND_LINE = 0.17
 """Inches."""
 _STYLE: dict[Any, Any] = {
@@ -113,6 +115,25 @@ def bars(heights: Mapping[str, Sequence[float]], below: str, beside: str) -> Fig
             axes.stairs(values, edges, color=colour, label=name, linewidth=1.6)
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         axes.legend(fontsize=8)
+        return figure
+
+
+def scattered(x: Sequence[float], y: Sequence[float], kind: Sequence[int], names: Sequence[str]) -> Figure:
+    """Points in the colours of their kinds, which are named where they are few; those of no kind are grey."""
+    with styled():
+        named = len(names) <= _NAMED
+        figure, axes = _axes("", "", more=math.ceil(len(names) / 4) * _LEGEND_LINE + 1 if named else 1)
+        colours = mpl.colormaps["tab20" if len(names) > 10 else "tab10"]
+        for number in (-1, *range(len(names))):
+            mine = [place for place, one in enumerate(kind) if one == number]
+            if mine:
+                colour = GREY if number < 0 else colours(number % colours.N)
+                label = clipped(printable(names[number]), _QUARTER) if number >= 0 else "no class"
+                points = [x[place] for place in mine], [y[place] for place in mine]
+                axes.scatter(*points, s=6, color=colour, label=label, linewidths=0)
+        axes.set_axis_off()
+        if named and names:
+            figure.legend(loc="outside lower center", ncols=4, fontsize=8, markerscale=2)
         return figure
 
 

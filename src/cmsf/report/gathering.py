@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from cmsf.report.contents import Figure, RunReport
 from cmsf.report.cost import cost
 from cmsf.report.drawing import Drawing, bars
 from cmsf.report.galleries import known_rows, of_bank, of_test_images
-from cmsf.report.plots import RELATED, binned, drawings
+from cmsf.report.plots import RELATED, binned, drawings, maps
 from cmsf.report.pool import Album, Everything
 from cmsf.run import Run, pick_device, worker_count
 
@@ -79,8 +80,8 @@ def gather_history(run: Run, number: int = 0) -> Gathered:
     report = RunReport(
         name=run.recipe.name,
         path=str(run.path),
-        state="complete" if run.folder.complete() else f"epoch {len(epochs)} of {run.recipe.epochs}",
-        summary=tuple(_summary(epochs)),
+        state=_state(run, len(epochs)),
+        summary=(*_images(run, bill), *_summary(epochs)),
         plots=tuple(drawing.on_page(number) for drawing in drawn),
         results=tables,
         compute=() if bill is None else cost(bill),
@@ -98,7 +99,9 @@ def gather(run: Run, machine: Machine, most: int, number: int = 0) -> Gathered:
     """
     known = gather_history(run, number)
     if not run.folder.backbone_file.exists():
-        return _with_note(known, "training has not ended yet, so there is no network to look at images with")
+        return _with_note(
+            known, f"it is not trained to its end, so there is no network yet: cmsf train --resume {run.path} goes on"
+        )
     try:
         data = run.data()
     except BadInput as error:
@@ -109,7 +112,8 @@ def gather(run: Run, machine: Machine, most: int, number: int = 0) -> Gathered:
     galleries, drawn = [of_test_images(album, seed)], list(known.drawings)
     learner, notes = None, list(known.report.notes)
     try:
-        learner = last_learner(run.folder, run.recipe, data, torch.device("cpu"), machine.say)
+        if known.epochs:  # else it was fine-tuned, and has no bank
+            learner = last_learner(run.folder, run.recipe, data, torch.device("cpu"), machine.say)
     except BadInput as error:
         notes.append(f"its bank cannot be looked at: {error}")
     figures = [*known.report.summary, *_on_the_sphere(everything, seed)]
@@ -118,19 +122,22 @@ def gather(run: Run, machine: Machine, most: int, number: int = 0) -> Gathered:
         drawn += _ranks_by_size(learner, seed)
         figures += [*_of_two_views(learner, data, features, seed), *_in_last_learner(learner, data, seed)]
     judged = judge(album)
+    drawn += [judged.confusion] if judged.confusion is not None else []
     album.add_around(one_a_class_in_turn(data.train, seed).tolist())
+    pool = album.pool()
     report = replace(
         known.report,
         classes=judged.classes,
         pairs=judged.pairs,
         suspects=judged.suspects,
+        about_suspects=judged.about_suspects,
         notes=(*notes, *judged.notes),
         summary=tuple(figures),
         plots=tuple(drawing.on_page(number) for drawing in drawn),
-        images=album.pool(),
+        images=pool,
         galleries=tuple(galleries),
     )
-    return replace(known, report=report, drawings=tuple(drawn))
+    return replace(known, report=report, drawings=(*drawn, *maps(pool)))
 
 
 def _extractor(run: Run, machine: Machine) -> Extractor:
@@ -204,9 +211,27 @@ def _on_the_sphere(everything: Everything, seed: int) -> list[Figure]:
     some = train[permutation(len(train), seed, _SAMPLING)[:_SAMPLED]]
     variety = Variety.of(some)
     return [
-        Figure("spread", f"{variety.spread:.2f}", "of the features; 0 is a collapse, 1 all over the sphere"),
-        Figure("effective rank", f"{variety.effective_rank:.1f}", f"of {train.shape[1]} directions"),
+        Figure("spread of features", f"{variety.spread:.2f}", "0 is a collapse, 1 all over the sphere"),
+        Figure("effective rank of features", f"{variety.effective_rank:.1f}", f"of {train.shape[1]} directions"),
         Figure("uniformity", f"{uniformity(some):.2f}", "0 is one point; lower is more even"),
+    ]
+
+
+def _state(run: Run, epochs: int) -> str:
+    if run.folder.complete():
+        return "complete"
+    so_far = f"epoch {epochs} of {run.recipe.epochs}"
+    return so_far if run.folder.in_training() else f"stopped after {so_far}"
+
+
+def _images(run: Run, bill: Spent | None) -> list[Figure]:
+    if bill is None:
+        return []
+    source = run.folder.request().data
+    named = "" if source is None else f" of {Path(source).name or source}"
+    known = f"; {bill.classes} classes" if bill.classes else ""
+    return [
+        Figure("training images", f"{bill.images:,}", f"{named}, and {bill.test_images:,} to test{known}".strip(" ,"))
     ]
 
 

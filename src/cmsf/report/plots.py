@@ -7,10 +7,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from cmsf.report.drawing import BIN, Drawing, bars, curves
+from cmsf.report.contents import Pool
+from cmsf.report.drawing import BIN, Drawing, bars, curves, scattered
 
 Lines = Sequence[Mapping[str, Any]]
-CURVES, RELATED, HEALTH = "Curves", "What it calls related", "Health"
+CURVES, RELATED, HEALTH, MAP = "Curves", "What it calls related", "Health", "Map"
 _STAGES = 4
 
 
@@ -24,6 +25,15 @@ def drawings(epochs: Lines) -> list[Drawing]:
 def binned(counts: Sequence[int], total: int) -> list[float]:
     """Shares of a total, by bins of BIN ranks."""
     return [sum(counts[start : start + BIN]) / total for start in range(0, len(counts), BIN)]
+
+
+def maps(pool: Pool) -> Iterator[Drawing]:
+    """The map, for a paper: on the page it is another, which can be moved and asked."""
+    known = [truth if truth >= 0 else label for truth, label in zip(pool.truth, pool.label, strict=True)]
+    for projection in pool.projections:
+        name = f"map-{projection.name.lower()}"
+        figure = scattered(projection.x, projection.y, known, pool.classes)
+        yield Drawing(MAP, name, f"Map of the images, by {projection.name}", "", figure)
 
 
 def _learning(epochs: Lines) -> Iterator[Drawing]:
@@ -56,13 +66,14 @@ def _related(epochs: Lines) -> Iterator[Drawing]:
     if lines:
         caption = "Rank in M of the last neighbour in C, counted from 1, the query itself."
         yield Drawing(RELATED, "rank", "How far out the constraint reaches", caption, _over(epochs, lines, "rank in M"))
-    stages = {
-        f"epoch {line['epoch'] + 1}": binned(line["rank_histogram"], sum(line["rank_histogram"]))
-        for line in _stages(epochs)
-    }
+    stages = {}
+    for line in _stages(epochs):
+        near = sum(line["rank_histogram"])
+        stages[f"epoch {line['epoch'] + 1}: {near:,} queries"] = binned(line["rank_histogram"], near)
     if stages:
         caption = (
-            "Of the queries whose last neighbour in C is among M's first hundred, the share in each bin of five ranks."
+            "Of the queries whose last neighbour in C is among M's first hundred, as many as the legend says, the "
+            "share in each bin of five ranks. Epochs in which C was M are left out."
         )
         figure = bars(stages, "rank in M", "share of the queries")
         yield Drawing(RELATED, "rank-histogram", "Ranks by stage of training", caption, figure)

@@ -86,6 +86,7 @@ class Album:
             near=tuple(nearest for nearest, _ in near),
             exact=tuple(exact for _, exact in near),
             projections=tuple(_projected(features)),
+            of=len(self.everything.features),
         )
 
     def _nearest(self, image: int) -> list[int]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from cmsf.errors import BadInput
 from cmsf.files import own_folder, readable, write_text
 from cmsf.report.across import drawings_across
+from cmsf.report.against_compute import caution
 from cmsf.report.contents import Report
 from cmsf.report.drawing import Drawing
 from cmsf.report.gathering import Gathered, Machine, gather, gather_history
@@ -47,6 +48,9 @@ def write_report(runs: Sequence[Run], out: Path, machine: Machine) -> Path:
         _write(out, gathered, across)
     except OSError as error:
         raise BadInput(f"cannot write {out}: {error.strerror}; choose another --out") from None
+    for one in gathered:
+        for note in one.report.notes:
+            machine.say(f"{one.report.name}: {note}")
     return plots
 
 
@@ -82,17 +86,11 @@ def _told_apart(gathered: Sequence[Gathered]) -> list[Gathered]:
     return named
 
 
-def _note(gathered: Sequence[Gathered]) -> str:
-    tested = {one.spent.tested_on for one in gathered if one.spent is not None}
-    return (
-        "These runs were tested on different images: their accuracies are not of the same." if len(tested) > 1 else ""
-    )
-
-
 def _write(out: Path, gathered: Sequence[Gathered], across: Sequence[Drawing] = (), live: bool = False) -> None:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     together = tuple(drawing.on_page(len(gathered)) for drawing in across)
-    page = render(Report(tuple(one.report for one in gathered), now, version("cmsf"), live, together, _note(gathered)))
+    note = caution([one.spent for one in gathered if one.spent is not None])
+    page = render(Report(tuple(one.report for one in gathered), now, version("cmsf"), live, together, note))
     size = len(page.encode())
     if size > LARGEST:
         raise BadInput(

@@ -60,7 +60,7 @@ def _measure(name: str, value: Any, about: Any) -> Measure:
     figure, low, high = (float(one) for one in (value, quoted["low"], quoted["high"]))
     if not all(map(math.isfinite, (figure, low, high))):
         raise ValueError(name)
-    return Measure(name, figure, low, high)
+    return Measure(name.replace("-nn", "-NN"), figure, low, high)
 
 
 def _words(value: Any) -> str:
