@@ -1,12 +1,14 @@
 """Faults that really happen: processes killed, disks full, images gone, numbers that are none. Nothing lost, nothing
 different."""
 
+import errno
 import fcntl
 import json
 import multiprocessing
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import threading
@@ -23,7 +25,7 @@ from processes import PATIENCE, await_half_written, await_step, start
 from runs import TINY, StopAt, assert_same_run, metrics, scalars, state
 
 import cmsf
-from cmsf import checkpoint
+from cmsf import api, checkpoint
 from cmsf.data import feeding
 from cmsf.data.feeding import _Cutter
 from cmsf.learner import Learner
@@ -299,9 +301,79 @@ def test_an_image_that_vanishes_stops_the_run_by_its_name_until_it_is_back(photo
     screen = At(step_3=lambda: [path.unlink() for path in gone])
     with pytest.raises(cmsf.BadInput, match=r"cannot read 1 image \(class .*jpg: there is no such file\).*from step 5"):
         cmsf.train("cmsf-self-small", photos, tmp_path / "run", screen=screen, workers=0, **FROM_DISK)
+    missing = r"images of .*run have changed since \(60 then, 50 now, .*\); put them back, or start another run"
+    with pytest.raises(cmsf.BadInput, match=missing):
+        cmsf.resume(tmp_path / "run", quiet=True, workers=0)
+    with pytest.raises(cmsf.BadInput, match=missing):
+        cmsf.train("cmsf-self-small", photos, tmp_path / "run", quiet=True, workers=0, **FROM_DISK)
     for path, pixels in kept.items():
         path.write_bytes(pixels)
     assert_same_run(whole, cmsf.resume(tmp_path / "run", quiet=True, workers=0))
+
+
+@pytest.fixture
+def stopped(bars: Path, tmp_path: Path) -> Path:
+    with pytest.raises(Stopped):
+        cmsf.train("cmsf-self-small", bars, tmp_path / "run", screen=StopAt(20, signal.SIGTERM), **KILLED)
+    return tmp_path / "run"
+
+
+def everything_in(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_checkpoints_that_cannot_be_read_are_not_taken_for_none(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed, before = os.listdir, everything_in(stopped)
+
+    def refusing(folder: Any = ".") -> list[str]:
+        if Path(folder).name == "checkpoints":
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+        return listed(folder)
+
+    monkeypatch.setattr(os, "listdir", refusing)
+    with pytest.raises(cmsf.BadInput, match=r"cannot read .*checkpoints: Permission denied; make it readable"):
+        cmsf.resume(stopped, quiet=True)
+    assert everything_in(stopped) == before
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"), [(os.R_OK, "cannot be read; make it readable"), (os.W_OK, "nothing can be written to")]
+)
+def test_a_folder_that_is_closed_is_said_before_anything_is_trained(
+    mode: int, message: str, stopped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, asked = everything_in(stopped), os.access
+    monkeypatch.setattr(os, "access", lambda path, how: not (path == stopped and how & mode) and asked(path, how))
+    with pytest.raises(cmsf.BadInput, match=message):
+        cmsf.resume(stopped, quiet=True)
+    assert everything_in(stopped) == before
+
+
+def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_again(
+    bars: Path, stopped: Path, whole_of_six: cmsf.Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(stopped / "checkpoints")
+    run = cmsf.resume(stopped)
+    assert "there is no checkpoint, so it begins again at step 0" in capsys.readouterr().err
+    assert_same_run(whole_of_six, run)
+
+
+@pytest.fixture(scope="module")
+def whole_of_six(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> cmsf.Run:
+    return cmsf.train("cmsf-self-small", bars, tmp_path_factory.mktemp("six") / "run", quiet=True, **KILLED)
+
+
+def test_a_resumed_run_holds_its_bank_as_before(bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[bool] = []
+    make = api.make_learner
+    monkeypatch.setattr(api, "make_learner", lambda *given: held.append(given[-1]) or make(*given))
+    for number, sharded in enumerate((True, False)):
+        out = tmp_path / str(number)
+        screen = StopAt(20, signal.SIGTERM)
+        with pytest.raises(Stopped):
+            cmsf.train("cmsf-self-small", bars, out, screen=screen, bank_sharded=sharded, **KILLED)
+        cmsf.resume(out, quiet=True)
+    assert held == [True, True, False, False]
 
 
 @pytest.mark.usefixtures("impatient")

@@ -71,6 +71,16 @@ def test_what_a_recipe_does_not_have_is_refused(half: Path) -> None:
         cmsf.resume(half, quiet=True, epoch=4)
 
 
+def test_data_that_would_be_downloaded_into_a_folder_of_its_choice_is_not(half: Path, tmp_path: Path) -> None:
+    environment = json.loads((half / "environment.json").read_text())
+    there = f"torchvision:CIFAR10@{tmp_path}/elsewhere"
+    (half / "environment.json").write_text(json.dumps(environment | {"data": there}))
+    for looking in (lambda: cmsf.resume(half, quiet=True), lambda: cmsf.Run(half).data()):
+        with pytest.raises(cmsf.BadInput, match="is not on this machine; to fetch it, give it with --data"):
+            looking()
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_data_that_is_a_shell_command_is_not_run(half: Path, tmp_path: Path) -> None:
     environment = json.loads((half / "environment.json").read_text())
     (half / "environment.json").write_text(json.dumps(environment | {"data": f"wds:pipe:touch {tmp_path}/ran"}))

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cmsf.data import Request
+from cmsf.data import Request, open_source
+from cmsf.errors import BadInput
 
 
 def test_names_last_when_the_working_directory_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +36,8 @@ def test_a_command_is_known_in_any_disguise(data: str) -> None:
     assert Request(data).runs_a_command
     assert Request("sample", val=data).runs_a_command
     assert not Request("wds:a-{0..3}.tar").runs_a_command
+
+
+def test_a_name_that_is_too_long_for_a_file_is_none_that_is_there() -> None:
+    with pytest.raises(BadInput, match="there is no xxx"):
+        open_source("x" * 300)

@@ -16,7 +16,7 @@ from cmsf.classifier import Classifier
 from cmsf.classifier_folder import ClassifierFolder
 from cmsf.data import Dataset, Request, open_source
 from cmsf.distributed import asked_for, joined
-from cmsf.environment import INIT_SHA256, describe_environment
+from cmsf.environment import BANK_SHARDED, INIT_SHA256, describe_environment
 from cmsf.errors import BadInput, did_you_mean, some_of
 from cmsf.evaluation import Extractor
 from cmsf.evaluation.finetune import TUNES, Tune, TuningCourse
@@ -93,10 +93,12 @@ def train(
         folder.check_free()
 
         images = load_images(source, request, recipe, view_size(recipe, side), folder)
+        if folder.exists() and folder.request() == request:  # before their number decides what fits
+            folder.check_same_paths(images, "start another run")
         resolved = resolve(recipe, images, side, world.local_size, world.size if bank_sharded else 1)
         for line in _describe(images):
             screen.say(line)
-        environment = describe_environment(request, resolved, str(where), world.size)
+        environment = describe_environment(request, resolved, str(where), world.size, bank_sharded)
         differences = folder.check_same_recipe(resolved, environment) if folder.exists() else []
         start = None if folder.started() else starts_from(resolved)
         if start is not None:
@@ -171,6 +173,7 @@ def resume(
             "another --out"
         )
     given["device"] = _device_again(found, given.get("device", "auto"))
+    given["bank_sharded"] = given.get("bank_sharded") or found.folder.environment().get(BANK_SHARDED) is True
     return train(found.recipe, kept.data, found.path, labels=kept.labels, val=kept.val, screen=screen, **given)
 
 

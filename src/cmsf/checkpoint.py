@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +133,14 @@ def sha256_of_manifest(about: Mapping[str, Any]) -> str:
 
 
 def manifests(folder: Path) -> list[Path]:
-    """Of all checkpoints, oldest first."""
-    return sorted(folder.glob("step-*.json"))
+    """Of all checkpoints, oldest first; a folder that cannot be read is not taken for one without any."""
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise BadInput(f"cannot read {folder}: {error.strerror}; make it readable") from None
+    return sorted(folder / name for name in names if fnmatchcase(name, "step-*.json"))
 
 
 def newest(folder: Path) -> Path | None:

@@ -16,15 +16,22 @@ import torch
 from cmsf.data import Request
 from cmsf.recipe import Resolved
 
-BIT_FOR_BIT = ("machine", "device", "threads", "processes", "python", "torch", "torchvision", "timm", "numpy", "pillow")
+BANK_SHARDED = "bank_sharded"
+"""Where it is recorded whether each process holds but a share of the bank."""
+BIT_FOR_BIT = (
+    *("machine", "device", "threads", "processes", BANK_SHARDED),
+    *("python", "torch", "torchvision", "timm", "numpy", "pillow"),
+)
 """What has to be the same for a resumed run to equal an uninterrupted one to the last bit."""
 INIT_SHA256 = "init_sha256"
 """Where the hash of the weights that a run started from is recorded."""
 
 
-def describe_environment(request: Request, recipe: Resolved, device: str, processes: int = 1) -> dict[str, Any]:
+def describe_environment(
+    request: Request, recipe: Resolved, device: str, processes: int = 1, bank_sharded: bool = False
+) -> dict[str, Any]:
     """What a run records of itself before it starts; the hash of its starting weights comes to it."""
-    machine = {**describe_machine(device), "processes": processes}
+    machine = {**describe_machine(device), "processes": processes, BANK_SHARDED: bank_sharded}
     return {**asdict(request), "seed": recipe.seed, **machine, "command": sys.argv}
 
 

@@ -76,6 +76,10 @@ class Run:
             raise BadInput(
                 f"the data of {self.path} is a shell command, {request.data}; to run it, give it with --data"
             )
+        if missing := request.to_be_fetched():
+            raise BadInput(
+                f"{missing}, the data of {self.path}, is not on this machine; to fetch it, give it with --data"
+            )
         return request if labels is None else replace(request, labels=Request.of(None, labels).labels)
 
     def recipe_for(self, data: str | Path | None = None, labels: str | Path | None = None) -> Resolved:

@@ -105,7 +105,7 @@ class RunFolder:
         return self.path / "report.html"
 
     def exists(self) -> bool:
-        return self.recipe_file.exists()
+        return os.path.exists(self.recipe_file)  # False where its folder cannot be read
 
     def complete(self) -> bool:
         """The picture is drawn last."""
@@ -139,6 +139,8 @@ class RunFolder:
     def recipe(self) -> Resolved:
         if not os.path.exists(self.path):  # nor does a name too long for a path
             raise BadInput(f"there is no run {self.path}")
+        if not os.access(self.path, os.R_OK | os.X_OK):
+            raise BadInput(f"{self.path} cannot be read; make it readable")
         if not self.exists():
             raise BadInput(f"{self.path} is no run: it has no recipe.yaml; give a folder that cmsf train wrote")
         return Resolved.read(self.recipe_file)
@@ -204,7 +206,7 @@ class RunFolder:
         return [
             f"{name} was {before.get(name)} and is {environment[name]}"
             for name in BIT_FOR_BIT
-            if before.get(name) != environment[name]
+            if before.get(name, environment[name]) != environment[name]
         ]
 
     def check_same_start(self, start: StartingWeights) -> None:
@@ -238,14 +240,14 @@ class RunFolder:
         test = {row["path"] for row in listed if row["split"] == "test"}
         return Seen(test | {path for split, path in self.known_broken() or () if split == "test"}, taught)
 
-    def check_same_paths(self, data: Dataset) -> None:
+    def check_same_paths(self, data: Dataset, otherwise: str = "give them with --data") -> None:
         """Refuse other images than the run's, whatever their labels: what it was trained on would be tested on."""
         before = {row["path"] for row in self.images()}
         now = {path for split in (data.train, data.test) if split is not None for path in split.paths}
         if before != now:
             raise BadInput(
                 f"the images of {self.path} have changed since ({len(before)} then, {len(now)} now, the first that "
-                f"differs is {min(before ^ now)}); put them back, or give them with --data"
+                f"differs is {min(before ^ now)}); put them back, or {otherwise}"
             )
 
     def check_same_images(self, data: Dataset) -> None:
@@ -267,6 +269,8 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Keep a second process from training the same run, and any from being led out of its folder."""
         self.check_own()
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise BadInput(f"nothing can be written to {self.path}; make it writable, or choose another --out")
         file = own_file(self.path / ".lock")
         try:
             self._lock(file)

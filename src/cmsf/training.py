@@ -72,6 +72,8 @@ class Training:
         self.saver = Saver(folder.checkpoints, recipe, learner)
         if self.world.agreed(lambda: self.saver.go_back(self._take_up, screen.say)):
             screen.say(f"going on from step {self.step} of {self.schedule.total}")
+        elif folder.metrics_file.exists() and folder.metrics_file.stat().st_size:
+            screen.say("there is no checkpoint, so it begins again at step 0")
         self.world.check_same(self.step, "a checkpoint of step")
         self.log: MetricsLog | SilentLog = SilentLog()
         if self.world.leads:

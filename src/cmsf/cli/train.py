@@ -44,7 +44,12 @@ def add_parser(commands: Any) -> Parser:
     )
     parser.add_argument("--val", metavar="SOURCE", help="images to test on (default: a split of the data, or a tenth)")
     parser.add_argument("--out", metavar="RUN", help="the run folder (default: runs/ and the recipe's or file's name)")
-    parser.add_argument("--resume", metavar="RUN", help="go on with a run that was stopped; its folder says everything")
+    parser.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="go on with a run that was stopped; its folder says "
+        "recipe, images, threads and how the bank is held, and what is below is given again",
+    )
     add_machine_flags(parser)
     parser.add_argument(
         "--checkpoint-minutes",
@@ -69,8 +74,8 @@ def add_parser(commands: Any) -> Parser:
     parser.add_argument(
         "--bank-sharded",
         action="store_true",
-        help="with several processes, each holds and searches its share of the bank: the same result, and memory and "
-        "time of the search divided",
+        help="with several processes, each holds and searches its share of the bank: the same result (in fp32 but for "
+        "the order of summation), and memory and time of the search divided",
     )
     parser.add_argument(
         "--report",

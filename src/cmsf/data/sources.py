@@ -14,7 +14,7 @@ from cmsf.data.lists import LIST_SUFFIXES, open_list
 from cmsf.data.npz import open_arrays
 from cmsf.data.shards import open_shards, runs_commands
 from cmsf.data.source import Source
-from cmsf.data.torchvision_sets import open_torchvision
+from cmsf.data.torchvision_sets import is_on_disk, open_torchvision
 from cmsf.errors import BadInput, did_you_mean
 from cmsf.files import from_home
 
@@ -31,7 +31,7 @@ def open_source(data: str | Path | None) -> Source:
     if colon and scheme in _schemes():
         return _schemes()[scheme](rest)
     path = from_home(data)
-    if not path.exists():
+    if not os.path.exists(path):  # which a name that is too long for any file does not, and raises nothing
         if colon and scheme.isidentifier():
             raise BadInput(f"no source is called {scheme}:; {did_you_mean(scheme, _schemes(), f'give {_FORMS}')}")
         raise BadInput(f"there is no {path}; give {_FORMS}")
@@ -59,6 +59,11 @@ class Request:
         """Whether opening it runs a shell command, as webdataset's pipe: does."""
         shards = [name.removeprefix("wds:") for name in (self.data, self.val or "") if name.startswith("wds:")]
         return any(runs_commands(rest) for rest in shards)
+
+    def to_be_fetched(self) -> str | None:
+        """What of it torchvision would download, into a folder that it may name itself."""
+        sets = [name for name in (self.data, self.val or "") if name.startswith("torchvision:")]
+        return next((name for name in sets if not is_on_disk(name.removeprefix("torchvision:"))), None)
 
     @classmethod
     def of(cls, data: str | Path | None, labels: str | Path | None = None, val: str | Path | None = None) -> Request:
