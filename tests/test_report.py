@@ -169,9 +169,13 @@ def test_runs_that_were_tested_on_other_images_say_so(
     assert "These runs were tested on different images" in capsys.readouterr().out
 
 
-def test_plots_of_many_runs_have_a_look_for_each_and_their_names_inside() -> None:
+def test_plots_of_many_runs_have_a_look_for_each_and_their_names_inside(tmp_path: Path) -> None:
     epochs = [{"epoch": epoch, "20-nn": 50.0 + epoch} for epoch in (0, 10**9)]
     (drawing,) = drawings_across({f"{n} {'run with a long name ' * 4}{n}": epochs for n in range(24)}, {})
+    (strange,) = drawings_across(dict.fromkeys(("1 \N{WOMAN}", "2 \N{DESERET SMALL LETTER YEE}"), epochs), {})
+    with warnings.catch_warnings(action="error"):
+        strange.save(tmp_path)
+        strange.on_page(0)
     canvas = FigureCanvasAgg(drawing.figure)
     with warnings.catch_warnings(action="error"):
         canvas.draw()

@@ -269,6 +269,10 @@ def _kinds() -> dict[str, Any]:
     return get_type_hints(Recipe)
 
 
+_LARGEST = 2**63 - 1
+"""Of whole numbers that have no other limit: what tensors hold, and what can be written out."""
+
+
 def _check(name: str, value: Any, kind: Any) -> None:
     if not any(_is(value, option) for option in _options(kind)):
         wanted = " or ".join(_describe(option) for option in _options(kind))
@@ -277,6 +281,8 @@ def _check(name: str, value: Any, kind: Any) -> None:
     if isinstance(value, bool | str):
         return
     above, least, most = bounds["above"], bounds["least"], bounds["most"]
+    if most is None and isinstance(value, int):
+        most = _LARGEST
     # Written so that NaN is refused too.
     if not ((above is None or value > above) and (least is None or value >= least) and (most is None or value <= most)):
         limits = [f"above {above}" if above is not None else "", f"at least {least}" if least is not None else ""]

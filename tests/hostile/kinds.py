@@ -582,8 +582,8 @@ def _lead_away(run: Path, box: Box, random: Random, names: list[str]) -> None:
         there.parent.mkdir(parents=True, exist_ok=True)
         if place.exists() or random.random() < 0.5:
             place.rename(there) if place.exists() else there.mkdir()
-        place.parent.mkdir(exist_ok=True)
         if not place.parent.is_symlink():
+            place.parent.mkdir(exist_ok=True)
             place.symlink_to(random.choice((there, Path(os.path.relpath(there, place.parent)))))
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings, filterwarnings
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -51,9 +52,12 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def styled() -> AbstractContextManager[None]:
-    """What is drawn inside looks like the rest of the page."""
-    return mpl.rc_context(_STYLE)
+@contextmanager
+def styled(**more: Any) -> Iterator[None]:
+    """What is drawn inside looks like the rest of the page; a letter that no font has is a box, and no warning."""
+    with mpl.rc_context(_STYLE | {key.replace("_", "."): value for key, value in more.items()}), catch_warnings():
+        filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
+        yield
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,7 @@ def _axes(below: str, beside: str, more: float = 0.0) -> tuple[Figure, Axes]:
 
 def _svg(figure: Figure, salt: str) -> str:
     """From its first tag on, with names that depend on the salt, and nothing of the time or the machine."""
-    with mpl.rc_context(_STYLE | {"svg.hashsalt": salt, "svg.id": salt}):
+    with styled(svg_hashsalt=salt, svg_id=salt):
         written = io.StringIO()
         figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = written.getvalue()
