@@ -481,6 +481,8 @@ def test_names_in_a_picture_cover_neither_each_other_nor_a_point() -> None:
         (6.46e13, 6.47e13),
         (6.46e13, 6.4601e13),
         (9e11, 2e12),
+        (2.2e11, 8e11),
+        (1.1e12, 7.9e12),
         (9e11, 5e13),
         (1e12, 1e15),
         (1e13, 1e18),

@@ -5,6 +5,7 @@ import pty
 import re
 import sys
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +229,7 @@ def test_the_panel_is_told_how_far_judging_is(
 def test_what_a_log_says_is_not_believed_to_be_numbers() -> None:
     panel = TrainingPanel("name", 2, 10)
     panel.remember([{"1-nn": "∞"}, {"1-nn": None}, {"1-nn": float("nan")}, {"1-nn": True}, {"20-nn": 50}])
-    console = Console(width=60, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console = Console(width=60, record=True, file=StringIO())
     console.print(panel)
     said = console.export_text()
     assert "1-nn" not in said
@@ -240,7 +241,7 @@ def test_a_panel_counts_steps_that_the_log_has_no_line_of() -> None:
     shown = []
     for step in (1, 4, 5, 12):
         panel.reach(step)
-        console = Console(width=60, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+        console = Console(width=60, record=True, file=StringIO())
         console.print(panel)
         shown.append(frame(console.export_text())["step"])
     assert shown == [f"{step} of 12, epoch {epoch} of 3" for step, epoch in ((1, 1), (4, 1), (5, 2), (12, 3))]

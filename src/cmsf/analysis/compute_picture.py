@@ -19,7 +19,7 @@ _LETTERS, _LINE, _LETTER_WIDTH = 8, 10.5, 4.7
 """Size, distance of lines and mean width of a label's letters, in points."""
 _FARTHEST = 8
 """Lines that a label may be away from its point."""
-_TICKS, _SHORT = 5, 4
+_TICKS, _SHORT = 5, 10
 """The most, and the ratio of the ends below which an axis has even steps."""
 _FEW = 8
 """Names that have room in a compact panel."""
