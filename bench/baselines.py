@@ -24,7 +24,7 @@ import torch
 from cells import compute_all, read
 
 import cmsf
-from cmsf.files import write_text
+from cmsf.utils.files import write_text
 
 EPOCHS, SEEDS, CHOOSING_SEED = 8, (1, 2, 3), 0
 LRS = (0.05, 0.1, 0.2)

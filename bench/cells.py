@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from cmsf.environment import describe_machine
-from cmsf.files import write_text
+from cmsf.runs.environment import describe_machine
+from cmsf.utils.files import write_text
 
 
 class Cell(Protocol):

@@ -11,17 +11,17 @@ import torch
 from setting import WORKERS, Batches, Setting, View, endless_order
 from torch import Tensor, nn
 
-from cmsf.assembly import empty_backbone, make_learner
-from cmsf.backbones import feature_width
 from cmsf.data import Dataset, Split, feed
 from cmsf.data.images import Files
-from cmsf.objectives import FIRST, SECOND
-from cmsf.recipe import Resolved
+from cmsf.data.transforms import Augmentation, Batch, RandomCrop, colours, crop_and_resize
+from cmsf.data.transforms.crops import Draws
+from cmsf.method.build import empty_backbone, make_learner
+from cmsf.method.losses import FIRST, SECOND
+from cmsf.models.backbones import feature_width
 from cmsf.recipes import named
-from cmsf.resolving import resolve
-from cmsf.rows import UNKNOWN
-from cmsf.views import Augmentation, Batch, RandomCrop, colours, crop_and_resize
-from cmsf.views.crops import Draws
+from cmsf.recipes.recipe import Resolved
+from cmsf.training.resolve import resolve
+from cmsf.utils.constants import UNKNOWN
 
 SEED = 0
 PREDICTING, TARGET = NUMBERS = SECOND, FIRST

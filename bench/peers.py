@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 
-from cmsf.recipe import Resolved
+from cmsf.recipes.recipe import Resolved
 
 ENDLESS = 10**9
 LONGEST_WAIT = 120

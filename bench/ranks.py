@@ -23,13 +23,13 @@ import torch
 import torch.multiprocessing
 from torch.nn.functional import normalize
 
-from cmsf.bank import MemoryBank
-from cmsf.constraints import Constraint, NearCompanion, Unconstrained
-from cmsf.distributed import World, joined
-from cmsf.environment import describe_machine
-from cmsf.files import write_text
-from cmsf.rows import Rows
-from cmsf.shared_bank import ReplicatedBank, ShardedBank
+from cmsf.method.bank import MemoryBank
+from cmsf.method.constraints import Constraint, NearCompanion, Unconstrained
+from cmsf.method.distributed_bank import ReplicatedBank, ShardedBank
+from cmsf.method.rows import Rows
+from cmsf.runs.environment import describe_machine
+from cmsf.utils.distributed import World, joined
+from cmsf.utils.files import write_text
 
 SIZE, DIM, BATCH, K = 128_000, 512, 256, 5
 CONSTRAINTS: dict[str, Constraint] = {"unconstrained": Unconstrained(), "near companions": NearCompanion(5)}

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from cmsf.analysis.gallery import one_a_class_in_turn
-from cmsf.analysis.graph import graph_of
+from cmsf.analysis.figures.gallery import one_a_class_in_turn
+from cmsf.analysis.neighbor_graph import graph_of
 from cmsf.data import Dataset, Split
-from cmsf.environment import describe_machine
-from cmsf.files import write_text
 from cmsf.report.classes import judge
 from cmsf.report.contents import Report, RunReport
 from cmsf.report.galleries import of_test_images
+from cmsf.report.image_pool import Album, Everything
 from cmsf.report.page import render
-from cmsf.report.pool import Album, Everything
+from cmsf.runs.environment import describe_machine
+from cmsf.utils.files import write_text
 
 TRAIN, TEST, WIDTH, CLASSES, SIDE, IMAGES = 50_000, 10_000, 512, 100, 32, 2_400
 

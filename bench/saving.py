@@ -29,12 +29,11 @@ from jobs import Job, Timed, take_turns
 from rich.console import Console
 
 import cmsf
-from cmsf.assembly import make_learner
-from cmsf.keeping import Keeper
-from cmsf.learner import Learner
-from cmsf.recipe import Resolved
+from cmsf.method.build import make_learner
+from cmsf.method.learner import Learner
 from cmsf.recipes import find
-from cmsf.saving import Saver
+from cmsf.recipes.recipe import Resolved
+from cmsf.training.checkpointer import Keeper, Saver
 
 MOST = 0.02
 """The share of the time that checkpoints may cost."""

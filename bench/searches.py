@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from cmsf.evaluation.knn import Ballot, classify, nearest_training_images
-from cmsf.neighbours import _BLOCK
+from cmsf.method.search import _BLOCK
 
 TRAIN, QUERIES, FEATURES, CLASSES, K = 50_000, 10_000, 512, 10, 20
 SAME = 1e-6

@@ -21,9 +21,9 @@ from cells import compute_all
 import cmsf
 from cmsf.data import arrange, open_source
 from cmsf.data.labels import Labels
-from cmsf.data.lists import write_rows
+from cmsf.data.sources.table import write_rows
 from cmsf.evaluation.finetune import TuningCourse
-from cmsf.recipe import Recipe
+from cmsf.recipes.recipe import Recipe
 
 SEEDS, SHARES, EPOCHS = (1, 2, 3), (0.1, 0.01), 8
 XENT_LR = 0.05  # on images outside of the sample as good as 0.2, with 1 % and with 10 % of the labels (docs/log.md)

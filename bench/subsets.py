@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from cmsf.data import open_source
-from cmsf.files import atomically
+from cmsf.utils.files import atomically
 
 IMAGES = 10_000
 _TINY_CLASS = 50

@@ -22,14 +22,14 @@ import torch
 from torch import Tensor
 
 import cmsf
-from cmsf.analysis.suspects import BALLOT, LEAST, against_truth, verdicts
+from cmsf.analysis.label_issues import BALLOT, LEAST, against_truth, verdicts
 from cmsf.data import load, open_source
 from cmsf.data.labels import Labels, noisy
-from cmsf.environment import describe_machine
 from cmsf.evaluation import Extractor
 from cmsf.evaluation.knn import nearest_training_images
-from cmsf.files import write_text
-from cmsf.recipe import Recipe
+from cmsf.recipes.recipe import Recipe
+from cmsf.runs.environment import describe_machine
+from cmsf.utils.files import write_text
 
 RECIPES = {"cmsf-self": "without labels", "cmsf-sup": "with the noisy labels"}
 EPOCHS, NOISE, SEED = 8, 0.1, 1

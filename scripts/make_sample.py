@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cmsf.randomness import permutation
+from cmsf.utils.rng import permutation
 
 SEED = 20260
 CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from cmsf.objectives import (
+from cmsf.method.losses import (
     EXTRA,
     FIRST,
     ISD,
@@ -25,7 +25,7 @@ from cmsf.objectives import (
     SupCon,
     SymmetricBYOL,
 )
-from cmsf.rows import UNKNOWN
+from cmsf.utils.constants import UNKNOWN
 
 
 def mean(values: list[Tensor]) -> Tensor:

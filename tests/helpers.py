@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from cmsf.data import Dataset, Split
-from cmsf.rows import UNKNOWN, Rows
+from cmsf.method.rows import Rows
+from cmsf.utils.constants import UNKNOWN
 
 
 def unit(rows: int, dim: int, seed: int) -> Tensor:

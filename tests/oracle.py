@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from cmsf.rows import UNKNOWN, Rows
+from cmsf.method.rows import Rows
+from cmsf.utils.constants import UNKNOWN
 
 Related = Callable[[int], list[int]]
 

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from forked import Started
 
-from cmsf.assembly import make_learner
 from cmsf.cli import main
 from cmsf.data import Dataset, Support
-from cmsf.distributed import World, asked_for, joined
-from cmsf.learner import Learner
-from cmsf.objectives import SUPPORT
-from cmsf.recipe import Recipe
-from cmsf.resolving import resolve
-from cmsf.views import WholeBatch
+from cmsf.data.transforms import WholeBatch
+from cmsf.method.build import make_learner
+from cmsf.method.learner import Learner
+from cmsf.method.losses import SUPPORT
+from cmsf.recipes.recipe import Recipe
+from cmsf.training.resolve import resolve
+from cmsf.utils.distributed import World, asked_for, joined
 
 
 @dataclass(frozen=True)

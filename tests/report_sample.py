@@ -32,7 +32,7 @@ from cmsf.report.contents import (
     Strip,
     Suspect,
 )
-from cmsf.rows import UNKNOWN
+from cmsf.utils.constants import UNKNOWN
 
 CLASSES = ("circle", "square", "stripe")
 HOSTILE = (

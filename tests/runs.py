@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import cmsf
-from cmsf import checkpoint
-from cmsf.checkpoint import Checkpoint
-from cmsf.files import sha256_of
-from cmsf.metrics import TIMING_FIELDS
-from cmsf.screen import Screen
+from cmsf.runs import checkpoint
+from cmsf.runs.checkpoint import Checkpoint
+from cmsf.runs.log import TIMING_FIELDS
+from cmsf.utils.files import sha256_of
+from cmsf.utils.screen import Screen
 
 NEED_FEW_LABELS = ("cmsf-semi", "cmsf-semi-basic", "paws", "fixmatch")
 TINY = {"epochs": 3, "batch_size": 32, "log_every": 2, "projection_hidden": 32, "projection_dim": 16}

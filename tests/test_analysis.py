@@ -5,10 +5,11 @@ from helpers import random_rows
 
 from cmsf.analysis.collapse import spread
 from cmsf.analysis.neighbourhood import histogram, inspect, purity
-from cmsf.bank import MemoryBank
-from cmsf.constraints import NearCompanion, SameLabel, Unconstrained
-from cmsf.neighbours import rank
-from cmsf.rows import UNKNOWN, Rows
+from cmsf.method.bank import MemoryBank
+from cmsf.method.constraints import NearCompanion, SameLabel, Unconstrained
+from cmsf.method.rows import Rows
+from cmsf.method.search import rank
+from cmsf.utils.constants import UNKNOWN
 
 TRUTH = torch.randint(3, (200,), generator=torch.Generator().manual_seed(0))
 

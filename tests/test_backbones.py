@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from cmsf.backbones import feature_width, make_backbone
-from cmsf.encoders import Encoders
-from cmsf.errors import BadInput
-from cmsf.heads import perceptron
+from cmsf.models.backbones import feature_width, make_backbone
+from cmsf.models.encoders import Encoders
+from cmsf.models.heads import perceptron
+from cmsf.utils.errors import BadInput
 
 
 @pytest.mark.parametrize(

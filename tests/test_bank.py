@@ -4,8 +4,9 @@ from helpers import random_rows, unit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cmsf.bank import EmbeddingCache, MemoryBank
-from cmsf.rows import UNKNOWN, Rows
+from cmsf.method.bank import EmbeddingCache, MemoryBank
+from cmsf.method.rows import Rows
+from cmsf.utils.constants import UNKNOWN
 
 
 class ListBank:

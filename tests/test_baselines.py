@@ -12,16 +12,16 @@ from helpers import noise, write_npz, write_photos
 from runs import TINY, StopAt, assert_same_run, metrics, state
 
 import cmsf
-from cmsf.assembly import make_learner
 from cmsf.data import Dataset, Split, open_source
-from cmsf.errors import BadInput
-from cmsf.learner import Learner
-from cmsf.objectives import FIRST, SECOND, SUPPORT
+from cmsf.data.transforms import Augmentation, Batch, RandAugment, WholeBatch
+from cmsf.method.build import make_learner
+from cmsf.method.learner import Learner
+from cmsf.method.losses import FIRST, SECOND, SUPPORT
 from cmsf.recipes import BASELINES, named
-from cmsf.resolving import resolve
-from cmsf.rows import UNKNOWN
-from cmsf.signals import Stopped
-from cmsf.views import Augmentation, Batch, RandAugment, WholeBatch
+from cmsf.training.resolve import resolve
+from cmsf.training.signals import Stopped
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.errors import BadInput
 
 FEW = {"labels_per_class": 8}
 

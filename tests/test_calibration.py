@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from cmsf.analysis.confusion import draw_confusion
-from cmsf.analysis.reliability import draw_reliability
+from cmsf.analysis.figures.confusion import draw_confusion
+from cmsf.analysis.figures.reliability import draw_reliability
 from cmsf.evaluation.calibration import calibration, confusion
 
 

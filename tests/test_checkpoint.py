@@ -16,15 +16,15 @@ from runs import TINY, StopAt, assert_same, assert_same_run, metrics, replace_pa
 from torch import Tensor
 
 import cmsf
-from cmsf import checkpoint
-from cmsf.assembly import make_learner
-from cmsf.checkpoint import Checkpoint
-from cmsf.files import HashedFile, sha256_of
-from cmsf.learner import Learner
-from cmsf.recipe import Resolved
-from cmsf.saving import Saver
-from cmsf.signals import Stopped
-from cmsf.views import WholeBatch
+from cmsf.data.transforms import WholeBatch
+from cmsf.method.build import make_learner
+from cmsf.method.learner import Learner
+from cmsf.recipes.recipe import Resolved
+from cmsf.runs import checkpoint
+from cmsf.runs.checkpoint import Checkpoint
+from cmsf.training.checkpointer import Saver
+from cmsf.training.signals import Stopped
+from cmsf.utils.files import HashedFile, sha256_of
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from helpers import write_npz, write_photos
 from runs import replace_part
 
 import cmsf
-from cmsf.checkpoint import Checkpoint
 from cmsf.cli import main
+from cmsf.runs.checkpoint import Checkpoint
 
 FAST = ["--epochs", "1", "--batch-size", "32", "--projection-hidden", "16", "--projection-dim", "8"]
 

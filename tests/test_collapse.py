@@ -9,7 +9,7 @@ from runs import TINY, metrics, state
 
 import cmsf
 from cmsf.analysis.collapse import CHECKS, SPREAD_FLOOR, CollapseWatch, Variety, effective_rank
-from cmsf.screen import Screen
+from cmsf.utils.screen import Screen
 
 COLLAPSING = TINY | {"epochs": 20, "batch_size": 48, "log_every": 1, "weight_decay": 10.0, "evaluate_every": 0}
 """Decay that leaves nothing of the weights."""

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import cmsf
-from cmsf.accounting import Reached, clean_views_of, compute_of, multiply_adds, spent
 from cmsf.analysis.compute import PAPERS_PASS, Compute, Passes, share_of_pass
-from cmsf.analysis.compute_picture import Point, draw_runs, published_points
+from cmsf.analysis.figures.compute import Point, draw_runs, published_points
 from cmsf.analysis.published import IMAGENET_IMAGES, MULTI_CROP, SELF_SUPERVISED, SEMI_SUPERVISED, SMALL_CROP
 from cmsf.analysis.slips import (
     FLOPS,
@@ -36,15 +35,16 @@ from cmsf.analysis.slips import (
     printed,
     slips,
 )
-from cmsf.assembly import make_learner
-from cmsf.backbones import make_backbone
 from cmsf.cli import main
-from cmsf.errors import BadInput
+from cmsf.data.transforms import WholeBatch
+from cmsf.method.build import make_learner
+from cmsf.models.backbones import make_backbone
 from cmsf.recipes import named
-from cmsf.report.against_compute import points_of
-from cmsf.resolving import expected
-from cmsf.run_folder import RunFolder
-from cmsf.views import WholeBatch
+from cmsf.report.compare import points_of
+from cmsf.runs.cost import Reached, clean_views_of, compute_of, multiply_adds, spent
+from cmsf.runs.folder import RunFolder
+from cmsf.training.resolve import expected
+from cmsf.utils.errors import BadInput
 
 
 def total_flops(compute: Compute) -> tuple[float, float]:
@@ -184,7 +184,7 @@ def test_a_recipe_of_the_papers_scale_passes_as_often_as_the_papers_table_says(r
         ("simclr-small", {}, 2, 2, 0),
         ("simsiam-small", {}, 2, 2, 0),
         ("moco-v2-small", {}, 2, 1, 0),
-        ("fixmatch-small", {}, 2, 2, 64),  # the paper's is 2, 1: see `cmsf.accounting`
+        ("fixmatch-small", {}, 2, 2, 64),  # the paper's is 2, 1: see `cmsf.runs.cost`
         ("paws-small", {}, 2, 2, 640),
         ("paws-small", {"support_classes": 4, "support_images": 3}, 2, 2, 12),
     ],
@@ -380,8 +380,8 @@ def test_only_imagenet_is_compared_with_what_is_published(
     classes: int, test: int, comparable: bool, copied: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hundredth of it; a few images may be missing."""
-    monkeypatch.setattr("cmsf.accounting.IMAGENET_IMAGES", 12_811)
-    monkeypatch.setattr("cmsf.accounting.IMAGENET_TEST_IMAGES", 500)
+    monkeypatch.setattr("cmsf.runs.cost.IMAGENET_IMAGES", 12_811)
+    monkeypatch.setattr("cmsf.runs.cost.IMAGENET_TEST_IMAGES", 500)
     split = ["train"] * 12_800 + ["test"] * test
     truth = [str(number % classes) for number in range(len(split))]
     monkeypatch.setattr(RunFolder, "columns", lambda _: {"split": split, "label": truth, "truth": truth, "path": truth})

@@ -7,10 +7,10 @@ from helpers import write_npz, write_photos
 from PIL import Image
 
 from cmsf.data import Dataset, Source, open_source
-from cmsf.data.loading import load as load_images
-from cmsf.errors import BadInput
-from cmsf.recipe import Recipe
-from cmsf.rows import UNKNOWN
+from cmsf.data.prepare import load as load_images
+from cmsf.recipes.recipe import Recipe
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.errors import BadInput
 
 
 def load(source: Source, seed: int = 0, size: int = 64, **changes) -> Dataset:

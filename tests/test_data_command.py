@@ -12,9 +12,9 @@ from cmsf.cli import main
 from cmsf.data import open_source
 from cmsf.data.imagenet import imagenet_100, simclr_files
 from cmsf.data.labels import Labels, changed
-from cmsf.data.lists import read_table
-from cmsf.data.loading import listed_labels, load
-from cmsf.recipe import Recipe
+from cmsf.data.prepare import listed_labels, load
+from cmsf.data.sources.table import read_table
+from cmsf.recipes.recipe import Recipe
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:

@@ -24,25 +24,26 @@ from ranks import Ended, in_ranks, learn_each, together, train, training
 from torch import nn
 
 import cmsf
-from cmsf import checkpoint
-from cmsf.assembly import make_learner
-from cmsf.bank import EmbeddingCache
-from cmsf.batch_norm import synchronise
-from cmsf.checkpoint import Checkpoint
 from cmsf.cli import main
-from cmsf.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
 from cmsf.data import Dataset
-from cmsf.distributed import World, asked_for
-from cmsf.errors import BadInput
-from cmsf.learner import Learner
-from cmsf.recipe import Recipe
+from cmsf.method.bank import EmbeddingCache
+from cmsf.method.build import make_learner
+from cmsf.method.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
+from cmsf.method.distributed_bank import ReplicatedBank, ShardedBank
+from cmsf.method.learner import Learner
+from cmsf.method.rows import Rows
+from cmsf.models.sync_batchnorm import synchronise
 from cmsf.recipes import find as find_recipe
-from cmsf.resolving import resolve
-from cmsf.rows import UNKNOWN, Rows
-from cmsf.run_folder import RunFolder
-from cmsf.screen import Screen
-from cmsf.shared_bank import ReplicatedBank, ShardedBank
-from cmsf.training import Training
+from cmsf.recipes.recipe import Recipe
+from cmsf.runs import checkpoint
+from cmsf.runs.checkpoint import Checkpoint
+from cmsf.runs.folder import RunFolder
+from cmsf.training.resolve import resolve
+from cmsf.training.trainer import Training
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.distributed import World, asked_for
+from cmsf.utils.errors import BadInput
+from cmsf.utils.screen import Screen
 
 SMALL = {
     "batch_size": 16,

@@ -8,11 +8,11 @@ import torch
 from helpers import random_rows, unit
 
 from cmsf.analysis.far_neighbours import FarNeighbours
-from cmsf.analysis.graph import graph_of
+from cmsf.analysis.neighbor_graph import graph_of
 from cmsf.analysis.projection import by_main_directions
-from cmsf.analysis.sphere import alignment, uniformity
-from cmsf.constraints import NearCompanion, SameLabel, Unconstrained
-from cmsf.rows import UNKNOWN
+from cmsf.analysis.uniformity import alignment, uniformity
+from cmsf.method.constraints import NearCompanion, SameLabel, Unconstrained
+from cmsf.utils.constants import UNKNOWN
 
 
 def test_neighbours_have_the_ranks_that_a_slow_order_gives_them() -> None:

@@ -25,13 +25,14 @@ from processes import PATIENCE, await_half_written, await_step, start
 from runs import TINY, StopAt, assert_same_run, metrics, scalars, state
 
 import cmsf
-from cmsf import api, checkpoint
-from cmsf.data import feeding
-from cmsf.data.feeding import _Cutter
-from cmsf.learner import Learner
-from cmsf.run_folder import RunFolder
-from cmsf.screen import Screen
-from cmsf.signals import Stopped
+from cmsf import api
+from cmsf.data import loader
+from cmsf.data.loader import _Cutter
+from cmsf.method.learner import Learner
+from cmsf.runs import checkpoint
+from cmsf.runs.folder import RunFolder
+from cmsf.training.signals import Stopped
+from cmsf.utils.screen import Screen
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -127,7 +128,7 @@ def test_a_run_that_was_killed_beside_its_workers_is_resumed_at_once(photos: Pat
 def test_the_lock_of_one_that_is_gone_is_waited_for_and_that_of_one_that_is_not_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cmsf.run_folder._PATIENCE", 2.0)
+    monkeypatch.setattr("cmsf.runs.folder._PATIENCE", 2.0)
     gone = subprocess.Popen(["true"])
     gone.wait()
     folder, file = RunFolder(tmp_path), (tmp_path / ".lock").open("w")
@@ -406,7 +407,7 @@ def test_workers_that_keep_dying_end_the_run_with_a_checkpoint(
             os.kill(os.getpid(), signal.SIGKILL)
         return cut(self, entry)
 
-    monkeypatch.setattr(feeding._Cutter, "__getitem__", dies)
+    monkeypatch.setattr(loader._Cutter, "__getitem__", dies)
     screen = At()
     with pytest.raises(cmsf.BadInput, match=r"3 times in a row, .*--workers than 1, .* goes on from step [23]"):
         cmsf.train("cmsf-self-small", photos, tmp_path / "run", screen=screen, workers=1, **FROM_DISK)

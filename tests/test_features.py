@@ -10,9 +10,9 @@ from helpers import noise_split, write_photos
 from torch import Tensor, nn
 
 from cmsf.data import Split, load, open_source
-from cmsf.errors import BadInput
 from cmsf.evaluation import Extractor
-from cmsf.recipe import Recipe
+from cmsf.recipes.recipe import Recipe
+from cmsf.utils.errors import BadInput
 
 
 class Counting(nn.Module):

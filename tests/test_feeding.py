@@ -20,13 +20,13 @@ from runs import TINY, StopAt, assert_same_run, metrics
 
 import cmsf
 from cmsf.data import Dataset, Split, Unreadable, feed, open_source
-from cmsf.data.feeding import _Cutter
-from cmsf.data.loading import load
-from cmsf.data.order import epoch_order
-from cmsf.errors import BadInput
-from cmsf.recipe import Recipe
-from cmsf.signals import Stopped
-from cmsf.views import CentreCrop, CutBatch, RandomCrop, WholeBatch, cut_views
+from cmsf.data.loader import _Cutter
+from cmsf.data.prepare import load
+from cmsf.data.sampling import epoch_order
+from cmsf.data.transforms import CentreCrop, CutBatch, RandomCrop, WholeBatch, cut_views
+from cmsf.recipes.recipe import Recipe
+from cmsf.training.signals import Stopped
+from cmsf.utils.errors import BadInput
 
 CROPS = {0: RandomCrop(24), 1: RandomCrop(24), 2: RandomCrop(16, (0.05, 0.14))}
 DIED = "a process that decodes images died (SIGKILL, as where memory runs out); new ones read on from where it was"

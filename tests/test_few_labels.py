@@ -10,11 +10,11 @@ from test_linear import separable
 from torch import nn
 
 from cmsf.data import Dataset, arrange, load, open_source
-from cmsf.errors import BadInput
 from cmsf.evaluation import Extractor, Few, evaluate_few_labels, listed, seeded_shares
 from cmsf.evaluation.finetune import TuningCourse, fine_tune
-from cmsf.evaluation.predicting import score_all
-from cmsf.recipe import Recipe
+from cmsf.evaluation.predict import score_all
+from cmsf.recipes.recipe import Recipe
+from cmsf.utils.errors import BadInput
 
 NAMES = ("a", "b", "c")
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from cmsf.files import atomically, write_text
+from cmsf.utils.files import atomically, write_text
 
 
 def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:

@@ -17,15 +17,16 @@ from test_cli import refusal
 from test_few_labels import levels, network
 
 import cmsf
-from cmsf import api, finetuning
+from cmsf import api
 from cmsf.api import _how
 from cmsf.cli import main
 from cmsf.data import arrange, open_source
-from cmsf.errors import BadInput
 from cmsf.evaluation import Extractor, finetune
 from cmsf.evaluation.finetune import TuningCourse, fine_tune, fine_tune_in_rounds, new_classifier
-from cmsf.recipe import Recipe
-from cmsf.rows import UNKNOWN
+from cmsf.recipes.recipe import Recipe
+from cmsf.training import finetune as training_finetune
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.errors import BadInput
 
 SHORT = {"epochs": 2, "quiet": True, "device": "cpu", "workers": 0}
 
@@ -39,7 +40,7 @@ def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if "with_pictures" not in request.fixturenames:
         monkeypatch.setattr(api, "draw_neighbours", lambda *_, **__: None)
         for name in ("draw_confusion", "draw_reliability"):
-            monkeypatch.setattr(finetuning, name, lambda *_, **__: None)
+            monkeypatch.setattr(training_finetune, name, lambda *_, **__: None)
 
 
 @pytest.fixture
@@ -179,7 +180,7 @@ def test_the_same_seed_gives_the_same_classifier_and_another_another(run: Path, 
 def test_random_weights_are_not_the_runs_and_depend_on_the_seed(run: Path) -> None:
     def start(seed: int | None, random_weights: bool) -> torch.Tensor:
         how = _how(cmsf.Run(run), 1, "whole", random_weights, None, None, seed)
-        return next(finetuning.starting_network(cmsf.Run(run), how).parameters())
+        return next(training_finetune.starting_network(cmsf.Run(run), how).parameters())
 
     assert torch.equal(start(None, False), next(cmsf.load(run).parameters()))
     assert not torch.equal(start(0, True), start(0, False))
@@ -299,7 +300,7 @@ def test_who_is_interrupted_while_writing_leaves_no_folder(
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(finetuning, "draw_reliability", interrupt)
+    monkeypatch.setattr(training_finetune, "draw_reliability", interrupt)
     with pytest.raises(KeyboardInterrupt):
         cmsf.finetune(run, few, out=tmp_path / "c", **SHORT)
     assert list(tmp_path.iterdir()) == [few]

@@ -14,10 +14,10 @@ from PIL import Image
 import cmsf
 from cmsf.cli import main
 from cmsf.data import Dataset, Images, Source, Unreadable, open_source
-from cmsf.data.loading import load as load_images
-from cmsf.errors import BadInput
-from cmsf.recipe import Recipe
-from cmsf.rows import UNKNOWN
+from cmsf.data.prepare import load as load_images
+from cmsf.recipes.recipe import Recipe
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.errors import BadInput
 
 FAST = {"epochs": 1, "batch_size": 16, "projection_hidden": 16, "projection_dim": 8}
 
@@ -436,7 +436,7 @@ def test_images_are_cached_by_their_measured_size(tmp_path: Path, monkeypatch: p
         put(tmp_path / "ab"[i % 2] / f"{i}.png", i, size=(40, 30))
     decoded = 20 * 3 * 40 * 30  # the test split counts too
     for available, fits in ((2 * decoded, True), (2 * decoded - 2, False)):
-        monkeypatch.setattr("cmsf.data.loading.available_memory", lambda available=available: available)
+        monkeypatch.setattr("cmsf.data.prepare.available_memory", lambda available=available: available)
         data = load(tmp_path)
         assert data.in_memory == fits
         assert isinstance(data.test.pictures, Images) != fits
@@ -448,7 +448,7 @@ def test_large_images_count_as_what_is_kept_of_them(tmp_path: Path, monkeypatch:
     for i in range(6):
         put(tmp_path / f"{i}.png", i, size=(400, 200))
     kept = 6 * 3 * 100 * 50  # twice a view of 25
-    monkeypatch.setattr("cmsf.data.loading.available_memory", lambda: 2 * kept)
+    monkeypatch.setattr("cmsf.data.prepare.available_memory", lambda: 2 * kept)
     data = load(tmp_path, size=25)
     assert data.in_memory
     assert tuple(data.train.pictures.shape) == (6, 3, 50, 100)

@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cmsf.cli.comparison import Comparison
-from cmsf.data.lists import read_mapping, read_table, write_rows
-from cmsf.errors import BadInput
+from cmsf.data.sources.table import read_mapping, read_table, write_rows
 from cmsf.evaluation.transfer.suite import read_suite
-from cmsf.printable import LONGEST_LINE, one_line, printable
-from cmsf.recipe import Recipe
+from cmsf.recipes.recipe import Recipe
+from cmsf.utils.errors import BadInput
+from cmsf.utils.text import LONGEST_LINE, one_line, printable
 
 CASES = 100
 SEED = 20_220

@@ -22,22 +22,22 @@ from PIL import Image
 from runs import TINY, StopAt
 
 import cmsf
-from cmsf.appended import AppendedFile
 from cmsf.cli import main
 from cmsf.cli.comparison import Comparison
 from cmsf.data import open_source
 from cmsf.data.images import Unreadable
-from cmsf.data.lists import read_columns, read_table
-from cmsf.data.shards.index import File, scanned
-from cmsf.errors import BadInput
-from cmsf.evaluation.transfer.searching import searching
+from cmsf.data.sources.shards.index import File, scanned
+from cmsf.data.sources.table import read_columns, read_table
+from cmsf.evaluation.transfer.search import searching
 from cmsf.evaluation.transfer.suite import read_suite
-from cmsf.files import write_text
-from cmsf.recipe import Recipe
-from cmsf.run_folder import RunFolder
-from cmsf.screen import Screen
-from cmsf.signals import Stopped
-from cmsf.weights import starting_weights
+from cmsf.models.weights import starting_weights
+from cmsf.recipes.recipe import Recipe
+from cmsf.runs.folder import RunFolder
+from cmsf.runs.log import AppendedFile
+from cmsf.training.signals import Stopped
+from cmsf.utils.errors import BadInput
+from cmsf.utils.files import write_text
+from cmsf.utils.screen import Screen
 
 SMALL = "small-residual"
 
@@ -102,7 +102,7 @@ def test_the_journal_of_a_search_stays_in_its_folder(
 ) -> None:
     asked: list[Path] = []
     monkeypatch.setattr(
-        sys.modules["cmsf.evaluation.transfer.searching"], "search", lambda *given, watch: asked.append(given[3])
+        sys.modules["cmsf.evaluation.transfer.search"], "search", lambda *given, watch: asked.append(given[3])
     )
     search = searching(tmp_path, trials=1, processes=1, seed=0, storage=None, ray=False)
     search(None, f"{name}-0123456789abcdef", lambda finished, best: None)
@@ -153,7 +153,7 @@ def test_a_small_parquet_file_of_endless_text_is_refused(tmp_path: Path) -> None
 def test_more_rows_than_memory_holds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "list.parquet"
     pq.write_table(pa.table({"path": ["a"] * 1_000}), file)
-    monkeypatch.setattr("cmsf.data.lists.available_memory", lambda: 1_600)
+    monkeypatch.setattr("cmsf.data.sources.table.available_memory", lambda: 1_600)
     with pytest.raises(BadInput, match="has 1,000 rows, and memory has room for 10"):
         read_columns(file)
 
@@ -192,7 +192,7 @@ def test_an_array_that_is_said_to_be_larger_than_it_is_takes_no_memory(tmp_path:
 
 def test_arrays_that_do_not_fit_into_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez_compressed(tmp_path / "x.npz", x=np.zeros((100, 8, 8), np.uint8))
-    monkeypatch.setattr("cmsf.data.npz.available_memory", lambda: 1_000)
+    monkeypatch.setattr("cmsf.data.sources.npz.available_memory", lambda: 1_000)
     with pytest.raises(BadInput, match="its arrays take 6,400 bytes, and there are 1,000 of memory"):
         open_source(tmp_path / "x.npz")
 
@@ -426,7 +426,7 @@ def test_heads_that_no_memory_holds_are_refused(tmp_path: Path, capsys: pytest.C
 
 
 def test_json_can_spell_half_a_letter_and_a_classifier_cannot(tmp_path: Path) -> None:
-    from cmsf.classifier_folder import _is_name
+    from cmsf.runs.classifier_folder import _is_name
 
     assert _is_name("犬")
     assert not _is_name(json.loads('"\\ud800"'))

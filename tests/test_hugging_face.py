@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from cmsf.data.hugging_face import holds_images, is_saved_dataset, open_hugging_face
 from cmsf.data.images import Unreadable
-from cmsf.errors import BadInput
+from cmsf.data.sources.hugging_face import holds_images, is_saved_dataset, open_hugging_face
+from cmsf.utils.errors import BadInput
 
 datasets = pytest.importorskip("datasets")
 

@@ -7,10 +7,10 @@ from helpers import noise, noise_split, unit
 from torch import Tensor, nn
 
 from cmsf.data import Dataset, Split
-from cmsf.errors import BadInput
 from cmsf.evaluation import Extractor, evaluate_knn, evaluate_pixels
 from cmsf.evaluation import features as features_module
 from cmsf.evaluation.knn import Ballot, classify
+from cmsf.utils.errors import BadInput
 
 
 def slow_vote(query: Tensor, train: Tensor, label: Tensor, k: int, temperature: float | None) -> list[int]:

@@ -16,11 +16,11 @@ import cmsf
 from cmsf.data import Dataset, open_source
 from cmsf.data.imagenet import coarse_groups, imagenet_100, simclr_files
 from cmsf.data.labels import Labels, changed, coarsened, noisy, number_of_each_class, read_groups, share_of_each_class
-from cmsf.data.lists import write_rows
-from cmsf.data.loading import load as load_images
-from cmsf.errors import BadInput
-from cmsf.recipe import Recipe
-from cmsf.rows import UNKNOWN
+from cmsf.data.prepare import load as load_images
+from cmsf.data.sources.table import write_rows
+from cmsf.recipes.recipe import Recipe
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.errors import BadInput
 
 FISH = "n01443537"  # goldfish
 

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from cmsf import assembly
-from cmsf.assembly import make_learner
-from cmsf.encoders import Encoded
-from cmsf.knowledge import PseudoLabels, ThirdView
-from cmsf.learner import Learner
-from cmsf.objectives import (
+from cmsf.data.transforms import Augmentation, RandAugment, WholeBatch
+from cmsf.method import build
+from cmsf.method.build import make_learner
+from cmsf.method.learner import Learner
+from cmsf.method.losses import (
     EXTRA,
     FIRST,
     ISD,
@@ -36,12 +35,14 @@ from cmsf.objectives import (
     SupCon,
     SymmetricBYOL,
 )
-from cmsf.pseudo_classifiers import _TRAINING
-from cmsf.randomness import permutation
-from cmsf.recipe import Recipe, Resolved
+from cmsf.method.pseudo_labels import _TRAINING
+from cmsf.method.rows import Rows
+from cmsf.method.supervision import PseudoLabels, ThirdView
+from cmsf.models.encoders import Encoded
 from cmsf.recipes import BASELINES, METHODS, OURS
-from cmsf.rows import UNKNOWN, Rows
-from cmsf.views import Augmentation, RandAugment, WholeBatch
+from cmsf.recipes.recipe import Recipe, Resolved
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.rng import permutation
 
 IMAGES, BATCH, BANK, EPOCHS, SEED = 14, 4, 9, 4, 3
 LR, DECAY, MOMENTUM, TARGET = 0.1, 1e-3, 0.9, 0.8
@@ -122,7 +123,7 @@ def make(method: str, label: Tensor = LABEL, **changes: Any) -> tuple[Resolved, 
     }  # which images support a step is said here, step by step
     resolved = Resolved(**(asdict(recipe) | numbers))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assembly, "make_backbone", lambda *_: TinyNet())
+        patch.setattr(build, "make_backbone", lambda *_: TinyNet())
         return resolved, make_learner(resolved, label, "cpu")
 
 

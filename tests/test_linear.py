@@ -9,8 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from cmsf.data import Dataset, Split
 from cmsf.evaluation import Extractor, evaluate_linear
-from cmsf.evaluation.layer import Layer
-from cmsf.evaluation.linear import fit_path
+from cmsf.evaluation.linear import Layer, fit_path
 
 
 def problem(classes: int, images: int = 300, seed: int = 0) -> tuple[Tensor, Tensor]:

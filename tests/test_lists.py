@@ -10,12 +10,12 @@ import pytest
 from PIL import Image
 
 from cmsf.data import Dataset, open_source
-from cmsf.data.lists import read_mapping, read_table, write_rows
-from cmsf.data.loading import listed_labels
-from cmsf.data.loading import load as load_images
-from cmsf.errors import BadInput
-from cmsf.recipe import Recipe
-from cmsf.rows import UNKNOWN
+from cmsf.data.prepare import listed_labels
+from cmsf.data.prepare import load as load_images
+from cmsf.data.sources.table import read_mapping, read_table, write_rows
+from cmsf.recipes.recipe import Recipe
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.errors import BadInput
 
 
 def put(place: Path, shade: int = 0) -> None:

@@ -4,11 +4,11 @@ import torch
 from helpers import random_rows, unit
 
 import cmsf
-from cmsf.bank import MemoryBank
-from cmsf.constraints import NearCompanion, SameLabel, Unconstrained
-from cmsf.encoders import Encoded
-from cmsf.objectives import EXTRA, SECOND, MeanShift, Step, Term, constrained_mean_shift
-from cmsf.rows import Rows
+from cmsf.method.bank import MemoryBank
+from cmsf.method.constraints import NearCompanion, SameLabel, Unconstrained
+from cmsf.method.losses import EXTRA, SECOND, MeanShift, Step, Term, constrained_mean_shift
+from cmsf.method.rows import Rows
+from cmsf.models.encoders import Encoded
 
 MODES = {
     "byol": (Unconstrained(), oracle.everything, 1),

@@ -5,7 +5,7 @@ from math import sqrt
 import pytest
 import torch
 
-from cmsf.evaluation.measures import Judged, MeanOf, hits, mean_per_class, share
+from cmsf.evaluation.metrics import Judged, MeanOf, hits, mean_per_class, share
 
 
 def test_the_share_is_counted_and_its_interval_is_the_binomials() -> None:

@@ -5,10 +5,11 @@ from helpers import random_rows, unit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cmsf import neighbours
-from cmsf.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
-from cmsf.neighbours import Own, nearest_vectors, search
-from cmsf.rows import UNKNOWN, Rows
+from cmsf.method import search as search_module
+from cmsf.method.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
+from cmsf.method.rows import Rows
+from cmsf.method.search import Own, nearest_vectors, search
+from cmsf.utils.constants import UNKNOWN
 
 CONSTRAINTS = {
     "none": (Unconstrained(), oracle.everything),
@@ -139,7 +140,7 @@ def test_cutting_the_search_into_blocks_changes_nothing(
 ) -> None:
     rows = random_rows(50, seed=2, unknown=0.2)
     whole = search(rows, rows, constraint(rows, rows), 5)
-    monkeypatch.setattr(neighbours, "_BLOCK", 120)
+    monkeypatch.setattr(search_module, "_BLOCK", 120)
     blocks = search(rows, rows, constraint(rows, rows), 5)
     assert torch.equal(whole.row, blocks.row)
 

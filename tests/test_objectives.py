@@ -10,8 +10,7 @@ from helpers import unit
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from cmsf.encoders import Encoded
-from cmsf.objectives import (
+from cmsf.method.losses import (
     EXTRA,
     FIRST,
     ISD,
@@ -31,8 +30,10 @@ from cmsf.objectives import (
     SupCon,
     SymmetricBYOL,
 )
-from cmsf.objectives.objective import scores_of
-from cmsf.rows import UNKNOWN, Rows
+from cmsf.method.losses.base import scores_of
+from cmsf.method.rows import Rows
+from cmsf.models.encoders import Encoded
+from cmsf.utils.constants import UNKNOWN
 
 BATCH, BANK, SUPPORTING, DIM, CLASSES = 5, 12, 7, 4, 4
 IMAGE = 77

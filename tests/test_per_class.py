@@ -8,9 +8,9 @@ from helpers import noise, unit
 from torch import Tensor, nn
 
 from cmsf.analysis.per_class import per_class
-from cmsf.errors import BadInput
 from cmsf.evaluation import Extractor, evaluate_knn
-from cmsf.rows import UNKNOWN
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.errors import BadInput
 
 NAMES = ("ant", "bee", "cat", "dog")
 

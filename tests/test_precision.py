@@ -13,15 +13,15 @@ from runs import TINY, StopAt, assert_same, assert_same_run, metrics, state
 from torch.amp import GradScaler
 
 import cmsf
-from cmsf.assembly import make_learner
+from cmsf.data.transforms import WholeBatch
 from cmsf.evaluation import Extractor
 from cmsf.evaluation.finetune import new_classifier
 from cmsf.evaluation.linear_sgd import _random_views
-from cmsf.evaluation.predicting import score_all
-from cmsf.learner import Diverged, Learner
-from cmsf.recipe import Resolved
-from cmsf.signals import Stopped
-from cmsf.views import WholeBatch
+from cmsf.evaluation.predict import score_all
+from cmsf.method.build import make_learner
+from cmsf.method.learner import Diverged, Learner
+from cmsf.recipes.recipe import Resolved
+from cmsf.training.signals import Stopped
 
 
 @pytest.fixture(scope="module")

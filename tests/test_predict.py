@@ -14,13 +14,14 @@ from runs import TINY
 from test_cli import refusal
 
 import cmsf
-from cmsf import api, finetuning
+from cmsf import api
 from cmsf.cli import main
 from cmsf.data import Unreadable, feed, open_source
-from cmsf.data.lists import match_labels
+from cmsf.data.sources.table import match_labels
+from cmsf.data.transforms import CentreCrop
 from cmsf.evaluation import Extractor
-from cmsf.evaluation.predicting import predict
-from cmsf.views import CentreCrop
+from cmsf.evaluation.predict import predict
+from cmsf.training import finetune as training_finetune
 
 NAMES = ["a,b.png", 'quo"te.png', "new\nline.png", "größe 写真.png"]
 BROKEN = ["broken.jpg", "empty.png", "text.png"]
@@ -47,7 +48,7 @@ def classifier(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> cmsf.C
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(api, "draw_neighbours", lambda *_, **__: None)
         for name in ("draw_confusion", "draw_reliability"):
-            patch.setattr(finetuning, name, lambda *_, **__: None)
+            patch.setattr(training_finetune, name, lambda *_, **__: None)
         return cmsf.finetune(run.path, epochs=4, lr=0.05, workers=0, quiet=True)
 
 

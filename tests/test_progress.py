@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from terminal import Terminal
 
-from cmsf.files import sha256_of
-from cmsf.live import FREE, REFRESHES, TimeLeft, clock
-from cmsf.progress import bar, bars_wanted, part_of, shown, terminal_taken
-from cmsf.screen import Screen
+from cmsf.utils.files import sha256_of
+from cmsf.utils.progress import FREE, REFRESHES, TimeLeft, bar, bars_wanted, clock, part_of, shown, terminal_taken
+from cmsf.utils.screen import Screen
 
 A_FRAME = 1.5 / REFRESHES
 
@@ -152,5 +151,5 @@ def test_the_time_left_follows_the_pace_so_far() -> None:
 def test_a_hash_is_that_of_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"abc")
     for size in (1, 2, 3, 4):
-        monkeypatch.setattr("cmsf.files._PART", size)
+        monkeypatch.setattr("cmsf.utils.files._PART", size)
         assert sha256_of(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

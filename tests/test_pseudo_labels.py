@@ -14,11 +14,12 @@ from torch import Tensor
 
 import cmsf
 from cmsf.analysis.pseudo_labels import count_guesses, summarise_guesses
-from cmsf.data.lists import write_rows
-from cmsf.knowledge import Guess, PseudoLabels
-from cmsf.pseudo_classifiers import Layers, PseudoClassifier, PseudoCourse, Vote
-from cmsf.rows import UNKNOWN, Rows
-from cmsf.signals import Stopped
+from cmsf.data.sources.table import write_rows
+from cmsf.method.pseudo_labels import Layers, PseudoClassifier, PseudoCourse, Vote
+from cmsf.method.rows import Rows
+from cmsf.method.supervision import Guess, PseudoLabels
+from cmsf.training.signals import Stopped
+from cmsf.utils.constants import UNKNOWN
 
 KINDS = ("mlp-2", "mlp-3", "linear", "knn")
 SEMI = TINY | {"labels_per_class": 8, "epochs": 4, "pseudo_threshold": 0.5}

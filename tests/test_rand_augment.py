@@ -9,9 +9,9 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as reference
 
-from cmsf.views import Augmentation, RandAugment, RandomCrop, WholeBatch, colours
-from cmsf.views.crops import Draws
-from cmsf.views.rand_augment import OPERATIONS, with_square
+from cmsf.data.transforms import Augmentation, RandAugment, RandomCrop, WholeBatch, colours
+from cmsf.data.transforms.crops import Draws
+from cmsf.data.transforms.rand_augment import OPERATIONS, with_square
 
 SIDE = 32
 WHOLE = RandAugment(RandomCrop(SIDE, scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0))

@@ -1,6 +1,6 @@
 import torch
 
-from cmsf.randomness import permutation, uniform
+from cmsf.utils.rng import permutation, uniform
 
 
 def test_a_number_depends_on_its_key_alone() -> None:

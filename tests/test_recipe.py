@@ -4,11 +4,11 @@ from dataclasses import fields, replace
 import pytest
 from helpers import noise
 
-from cmsf.errors import BadInput
-from cmsf.objectives import PAWS
-from cmsf.recipe import Recipe, Resolved, parse
+from cmsf.method.losses import PAWS
 from cmsf.recipes import BASELINES, METHODS, NAMES, OURS, SCALES, VARIANTS, explain, find, named
-from cmsf.resolving import resolve
+from cmsf.recipes.recipe import Recipe, Resolved, parse
+from cmsf.training.resolve import resolve
+from cmsf.utils.errors import BadInput
 
 
 def test_every_method_comes_at_every_scale_and_survives_being_saved() -> None:
@@ -213,7 +213,7 @@ def test_a_bank_that_no_memory_holds_is_refused_unless_enough_processes_share_it
         noise(72, 8),
     )
     rows = 4 * 72 * 1000
-    monkeypatch.setattr("cmsf.resolving.available_memory", lambda: rows)
+    monkeypatch.setattr("cmsf.training.resolve.available_memory", lambda: rows)
     with pytest.raises(BadInput, match="72 rows of a bank take"):
         resolve(recipe, data, 30)
     resolve(recipe, data, 30, processes=1, bank_shares=2)

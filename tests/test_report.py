@@ -16,20 +16,20 @@ from matplotlib.colors import to_hex
 from runs import TINY, StopAt, metrics
 
 import cmsf
-from cmsf.accounting import spent
-from cmsf.analysis.graph import graph_of
-from cmsf.analysis.suspects import against_truth
+from cmsf.analysis.label_issues import against_truth
+from cmsf.analysis.neighbor_graph import graph_of
 from cmsf.cli import main
 from cmsf.data import Dataset, Split
-from cmsf.report.across import drawings_across
+from cmsf.report.collect import Machine, gather, gather_history
+from cmsf.report.compare import drawings_across
 from cmsf.report.contents import Report
-from cmsf.report.drawing import COLOURS
-from cmsf.report.gathering import Machine, gather, gather_history
+from cmsf.report.image_pool import Album, Everything
 from cmsf.report.page import render
-from cmsf.report.pool import Album, Everything
-from cmsf.report.writing import LARGEST, LiveReport, write_report
-from cmsf.rows import UNKNOWN
-from cmsf.signals import Stopped
+from cmsf.report.plots import COLOURS
+from cmsf.report.write import LARGEST, LiveReport, write_report
+from cmsf.runs.cost import spent
+from cmsf.training.signals import Stopped
+from cmsf.utils.constants import UNKNOWN
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HERE = Machine("cpu", 0, pytest.fail)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from report_sample import CLASSES, HOSTILE, hostile_report, pool, report
 
-from cmsf.printable import clipped, printable
 from cmsf.report.contents import Pool, Report, RunReport
 from cmsf.report.page import render
+from cmsf.utils.text import clipped, printable
 
 _LOADS = {"src", "srcset", "href", "xlink:href", "action", "formaction", "data", "poster", "background", "ping"}
 

@@ -12,7 +12,7 @@ from runs import TINY, StopAt, assert_same_run
 
 import cmsf
 from cmsf.cli import main
-from cmsf.signals import Stopped
+from cmsf.training.signals import Stopped
 
 SETTINGS = TINY | {"labels_per_class": 8, "seed": 3}
 

@@ -16,11 +16,11 @@ from runs import NEED_FEW_LABELS, TINY, StopAt, assert_same, assert_same_run, me
 from safetensors.torch import load_file
 
 import cmsf
-from cmsf.learner import Learner
+from cmsf.data.transforms import Batch
+from cmsf.method.learner import Learner
 from cmsf.recipes import METHODS
-from cmsf.schedule import Schedule
-from cmsf.signals import Stopped
-from cmsf.views import Batch
+from cmsf.training.schedule import Schedule
+from cmsf.training.signals import Stopped
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@ from math import cos, pi
 
 import pytest
 
-from cmsf.recipe import Recipe, Resolved
-from cmsf.schedule import Schedule
+from cmsf.recipes.recipe import Recipe, Resolved
+from cmsf.training.schedule import Schedule
 
 
 def schedule(**changes: object) -> Schedule:

@@ -17,10 +17,9 @@ from terminal import InTerminal, Terminal
 
 import cmsf
 from cmsf.cli import main
-from cmsf.live import FREE
-from cmsf.metrics import MetricsLog
-from cmsf.panel import TrainingPanel, curve
-from cmsf.screen import Screen
+from cmsf.runs.log import MetricsLog
+from cmsf.utils.progress import FREE
+from cmsf.utils.screen import Screen, TrainingPanel, curve
 
 EPOCHS = 5
 SETTINGS = [f"--{name.replace('_', '-')}={value}" for name, value in (TINY | {"evaluate_every": 1}).items()]

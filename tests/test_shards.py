@@ -19,9 +19,9 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from cmsf.data.images import Images, Unreadable
-from cmsf.data.order import epoch_order
-from cmsf.data.shards import open_shards
-from cmsf.errors import BadInput
+from cmsf.data.sampling import epoch_order
+from cmsf.data.sources.shards import open_shards
+from cmsf.utils.errors import BadInput
 
 webdataset = pytest.importorskip("webdataset")
 
@@ -196,7 +196,7 @@ def test_the_second_start_goes_through_no_shard(tmp_path: Path, monkeypatch: pyt
     name = _write_shards(tmp_path, 2, 3)
     first = open_shards(name)
     with monkeypatch.context() as patched:
-        patched.setattr("cmsf.data.shards.store.scanned", None)
+        patched.setattr("cmsf.data.sources.shards.store.scanned", None)
         again = open_shards(name)
     assert (again.train.names, list(again.train.images.paths)) == (first.train.names, list(first.train.images.paths))
     assert _reds(again.train.images) == [0, 1, 2, 3, 4, 5]

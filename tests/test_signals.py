@@ -14,13 +14,13 @@ from helpers import write_npz
 from runs import TINY, assert_same_run, metrics
 
 import cmsf
-from cmsf import training
-from cmsf.distributed import FullElsewhere, World
-from cmsf.encoders import Encoders
-from cmsf.errors import BadInput, Elsewhere, Interrupted
-from cmsf.files import FullDisk
-from cmsf.judging import Judge
-from cmsf.signals import Caught, Stopped
+from cmsf.models.encoders import Encoders
+from cmsf.training import trainer
+from cmsf.training.signals import Caught, Stopped
+from cmsf.training.validation import Judge
+from cmsf.utils.distributed import FullElsewhere, World
+from cmsf.utils.errors import BadInput, Elsewhere, Interrupted
+from cmsf.utils.files import FullDisk
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SETTINGS = TINY | {"labels_per_class": 8, "pseudo_cache": "offline", "evaluate_every": 1}
@@ -61,7 +61,7 @@ def once_signalled(number: signal.Signals, work: Callable[..., Any], nth: int = 
     [
         pytest.param(Judge, "_classifier", 2, signal.SIGTERM, id="an evaluation"),
         pytest.param(Encoders, "embed", 3, signal.SIGINT, id="learning what pseudo-labels come of"),
-        pytest.param(training, "draw_neighbours", 1, signal.SIGTERM, id="the pictures at the end"),
+        pytest.param(trainer, "draw_neighbours", 1, signal.SIGTERM, id="the pictures at the end"),
     ],
 )
 def test_a_signal_breaks_off_what_takes_long_and_the_same_command_makes_up_for_it(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cmsf.data import Request, open_source
-from cmsf.errors import BadInput
+from cmsf.utils.errors import BadInput
 
 
 def test_names_last_when_the_working_directory_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from cmsf.data import Support
-from cmsf.rows import UNKNOWN
+from cmsf.utils.constants import UNKNOWN
 
 # Classes of 4, 8, 8 and 12 labelled images in no order; class 2 has none, and a third of the images have no label.
 SIZES = {0: 4, 1: 8, 3: 8, 4: 12}

@@ -16,8 +16,9 @@ from test_cli import refusal
 from torch import Tensor
 
 import cmsf
-from cmsf.analysis import suspects as module
-from cmsf.analysis.suspects import (
+from cmsf.analysis import label_issues as module
+from cmsf.analysis.figures.label_issues import draw_suspects
+from cmsf.analysis.label_issues import (
     BALLOT,
     LEAST,
     Suspect,
@@ -27,15 +28,14 @@ from cmsf.analysis.suspects import (
     find_suspects,
     verdicts,
 )
-from cmsf.analysis.suspects_sheet import draw_suspects
 from cmsf.cli import main
 from cmsf.data import Dataset, Split, open_source
 from cmsf.data.labels import Labels, noisy
-from cmsf.data.loading import listed_labels, load
-from cmsf.errors import BadInput
+from cmsf.data.prepare import listed_labels, load
 from cmsf.evaluation.knn import Ballot
-from cmsf.recipe import Recipe
-from cmsf.rows import UNKNOWN
+from cmsf.recipes.recipe import Recipe
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.errors import BadInput
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HOSTILE = ("a,b", "new\nline", "=1+1", "<script>")

@@ -12,8 +12,8 @@ import torchvision.datasets
 from PIL import Image
 
 from cmsf.data.images import Arrays, Files
-from cmsf.data.torchvision_sets import SetImages, default_root, open_torchvision
-from cmsf.errors import BadInput
+from cmsf.data.sources.torchvision import SetImages, default_root, open_torchvision
+from cmsf.utils.errors import BadInput
 
 
 @pytest.fixture(autouse=True)

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from cmsf.data import open_source
 from cmsf.data.labels import Labels
-from cmsf.errors import BadInput
 from cmsf.evaluation import Extractor
 from cmsf.evaluation.transfer import evaluate_transfer, read_suite, searching
 from cmsf.evaluation.transfer.evaluate import prepare
-from cmsf.evaluation.transfer.splits import Division, Rule, divide, places
-from cmsf.evaluation.transfer.suite import PAPER, paper_suite
-from cmsf.progress import terminal_taken
+from cmsf.evaluation.transfer.suite import PAPER, Division, Rule, divide, paper_suite, places
+from cmsf.utils.errors import BadInput
+from cmsf.utils.progress import terminal_taken
 
 CALTECH = [870] + [31] * 8 + [56] * 8 + [80] * 84  # 101 classes; sizes made up but for their sum
 STAND_INS: dict[str, dict[str, list[int]]] = {

@@ -6,8 +6,8 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cmsf.evaluation.layer import Layer, Objective
-from cmsf.evaluation.transfer.lbfgs import Settings, fit
+from cmsf.evaluation.linear import Layer, Objective
+from cmsf.evaluation.transfer.trial import Settings, fit
 
 
 def problem(classes: int = 4, images: int = 200) -> tuple[Tensor, Tensor]:

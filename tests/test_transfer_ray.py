@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from test_transfer_search import small_problem
 
-from cmsf.errors import BadInput
-from cmsf.evaluation.transfer.lbfgs import fit
-from cmsf.evaluation.transfer.ray_search import search_with_ray
-from cmsf.evaluation.transfer.trial import measure
+from cmsf.evaluation.transfer.ray import search_with_ray
+from cmsf.evaluation.transfer.trial import fit, measure
+from cmsf.utils.errors import BadInput
 
 
 def test_ray_finds_settings_ends_what_it_started_and_does_not_begin_anew(

@@ -15,12 +15,11 @@ from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from cmsf.errors import BadInput
-from cmsf.evaluation.layer import Layer
+from cmsf.evaluation.linear import Layer
 from cmsf.evaluation.transfer import study as study_module
-from cmsf.evaluation.transfer.lbfgs import Settings, fit
 from cmsf.evaluation.transfer.search import Found, Problem, search
-from cmsf.evaluation.transfer.trial import measure
+from cmsf.evaluation.transfer.trial import Settings, fit, measure
+from cmsf.utils.errors import BadInput
 
 
 def small_problem(images: int = 120, per_class: bool = False) -> Problem:
@@ -125,7 +124,7 @@ def test_trials_that_another_machine_runs_are_counted_and_given_up_when_it_dies(
         other = RDBStorage(url, heartbeat_interval=1, grace_period=2)
         theirs = optuna.create_study(storage=other, study_name="a", direction="maximize").ask()
     other.record_heartbeat(theirs._trial_id)
-    monkeypatch.setattr("cmsf.evaluation.transfer.storage._HEARTBEAT", 1)
+    monkeypatch.setattr("cmsf.evaluation.transfer.study._HEARTBEAT", 1)
     begun = time.monotonic()
     found = search(small_problem(), "a", 3, url, 1, 0)
     assert time.monotonic() - begun > 3

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as reference
 
-from cmsf.views import (
+from cmsf.data.transforms import (
     Augmentation,
     CentreCrop,
     CutBatch,
@@ -16,7 +16,7 @@ from cmsf.views import (
     crop_and_resize,
     cut_views,
 )
-from cmsf.views.crops import Draws, cut
+from cmsf.data.transforms.crops import Draws, cut
 
 EXACT = {"rtol": 0, "atol": 2e-6}
 

@@ -16,15 +16,15 @@ from runs import TINY, StopAt, assert_same, assert_same_run
 from torch import Tensor
 
 import cmsf
-from cmsf.assembly import make_encoders, objective_of
-from cmsf.backbones import make_backbone
 from cmsf.cli import main
-from cmsf.encoders import Encoders
-from cmsf.errors import BadInput
-from cmsf.recipe import Recipe, Resolved
-from cmsf.resolving import resolve
-from cmsf.signals import Stopped
-from cmsf.weights import StartingWeights, fill, is_timm_name, starting_weights
+from cmsf.method.build import make_encoders, objective_of
+from cmsf.models.backbones import make_backbone
+from cmsf.models.encoders import Encoders
+from cmsf.models.weights import StartingWeights, fill, is_timm_name, starting_weights
+from cmsf.recipes.recipe import Recipe, Resolved
+from cmsf.training.resolve import resolve
+from cmsf.training.signals import Stopped
+from cmsf.utils.errors import BadInput
 
 RESNET, VIT = "resnet10t", "vit_tiny_patch16_224"
 PRETRAINED = "resnet10t.c3_in1k"
@@ -369,7 +369,7 @@ def test_a_run_starts_from_timms_weights_and_says_what_one_should_know_of_them(
     hub: Path, bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put_into_hub_cache(weights_of(RESNET), PRETRAINED, hub)
-    monkeypatch.setattr("cmsf.weights.IMAGENET_MEAN", (0.5, 0.5, 0.5))
+    monkeypatch.setattr("cmsf.models.weights.IMAGENET_MEAN", (0.5, 0.5, 0.5))
     run = cmsf.train("msf-small", bars, tmp_path / "run", backbone=RESNET, init=RESNET, **(TINY | {"epochs": 1}))
     assert capsys.readouterr().err.count(f"{RESNET} was trained on images normalised by") == 1
     assert run.recipe.init == RESNET

@@ -15,29 +15,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cmsf.api import finetune, load, resume, train
-    from cmsf.bank import EmbeddingCache, MemoryBank
-    from cmsf.classifier import Classifier
-    from cmsf.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
-    from cmsf.errors import BadInput
-    from cmsf.neighbours import Neighbours
-    from cmsf.objectives import constrained_mean_shift
-    from cmsf.recipe import Recipe
-    from cmsf.rows import UNKNOWN, Rows
-    from cmsf.run import Run
+    from cmsf.method.bank import EmbeddingCache, MemoryBank
+    from cmsf.method.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
+    from cmsf.method.losses import constrained_mean_shift
+    from cmsf.method.rows import Rows
+    from cmsf.method.search import Neighbours
+    from cmsf.recipes.recipe import Recipe
+    from cmsf.runs.classifier import Classifier
+    from cmsf.runs.run import Run
+    from cmsf.utils.constants import UNKNOWN
+    from cmsf.utils.errors import BadInput
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "cmsf.api": ("finetune", "load", "resume", "train"),
-    "cmsf.classifier": ("Classifier",),
-    "cmsf.run": ("Run",),
-    "cmsf.bank": ("EmbeddingCache", "MemoryBank"),
-    "cmsf.constraints": ("Constraint", "NearCompanion", "SameLabel", "Unconstrained"),
-    "cmsf.errors": ("BadInput",),
-    "cmsf.neighbours": ("Neighbours",),
-    "cmsf.objectives": ("constrained_mean_shift",),
-    "cmsf.recipe": ("Recipe",),
-    "cmsf.rows": ("UNKNOWN", "Rows"),
+    "cmsf.runs.classifier": ("Classifier",),
+    "cmsf.runs.run": ("Run",),
+    "cmsf.method.bank": ("EmbeddingCache", "MemoryBank"),
+    "cmsf.method.constraints": ("Constraint", "NearCompanion", "SameLabel", "Unconstrained"),
+    "cmsf.utils.errors": ("BadInput",),
+    "cmsf.method.search": ("Neighbours",),
+    "cmsf.method.losses": ("constrained_mean_shift",),
+    "cmsf.recipes.recipe": ("Recipe",),
+    "cmsf.method.rows": ("UNKNOWN", "Rows"),
 }
 
 __all__ = [

@@ -10,32 +10,34 @@ from typing import Any
 import torch
 from torch import nn
 
-from cmsf.analysis.gallery import draw_neighbours
-from cmsf.assembly import make_learner, starts_from
-from cmsf.classifier import Classifier
-from cmsf.classifier_folder import ClassifierFolder
+from cmsf.analysis.figures.gallery import draw_neighbours
 from cmsf.data import Dataset, Request, open_source
-from cmsf.distributed import asked_for, joined
-from cmsf.environment import BANK_SHARDED, INIT_SHA256, describe_environment
-from cmsf.errors import BadInput, did_you_mean, some_of
+from cmsf.data.loader import worker_count
 from cmsf.evaluation import Extractor
 from cmsf.evaluation.finetune import TUNES, Tune, TuningCourse
-from cmsf.evaluation.judged import HeldOut
-from cmsf.files import from_home
-from cmsf.finetuning import How, starting_network, to_learn_from
-from cmsf.finetuning import tune as tune_network
-from cmsf.finetuning import write as write_classifier
-from cmsf.precautions import OnCollapse, OnFullDisk, Precautions
-from cmsf.recipe import Recipe
+from cmsf.evaluation.splits import HeldOut
+from cmsf.method.build import make_learner, starts_from
+from cmsf.models.weights import is_timm_name
 from cmsf.recipes import find, lacks_scale
-from cmsf.report.gathering import Machine
-from cmsf.report.writing import LiveReport, write_report
-from cmsf.resolving import LARGEST_SMALL_IMAGE, resolve, view_size
-from cmsf.run import Run, load_images, pick_device, worker_count
-from cmsf.run_folder import RunFolder
-from cmsf.screen import Screen
-from cmsf.training import Training
-from cmsf.weights import is_timm_name
+from cmsf.recipes.recipe import Recipe
+from cmsf.report.collect import Machine
+from cmsf.report.write import LiveReport, write_report
+from cmsf.runs.classifier import Classifier
+from cmsf.runs.classifier_folder import ClassifierFolder
+from cmsf.runs.environment import BANK_SHARDED, INIT_SHA256, describe_environment
+from cmsf.runs.folder import RunFolder
+from cmsf.runs.run import Run, load_images
+from cmsf.training.finetune import How, starting_network, to_learn_from
+from cmsf.training.finetune import tune as tune_network
+from cmsf.training.finetune import write as write_classifier
+from cmsf.training.options import OnCollapse, OnFullDisk, Precautions
+from cmsf.training.resolve import LARGEST_SMALL_IMAGE, resolve, view_size
+from cmsf.training.trainer import Training
+from cmsf.utils.device import pick_device
+from cmsf.utils.distributed import asked_for, joined
+from cmsf.utils.errors import BadInput, did_you_mean, some_of
+from cmsf.utils.files import from_home
+from cmsf.utils.screen import Screen
 
 MOST_ROUNDS = 100
 
@@ -68,7 +70,7 @@ def train(
     val: a source to test on; without it, a split of the data, or a tenth of its labelled images.
     workers: processes that decode images which are not held in memory; by default one a core.
     out: the run folder, by default runs/ and the recipe's or the file's name.
-    checkpoint_minutes, on_full_disk, on_collapse: as in cmsf.precautions.Precautions.
+    checkpoint_minutes, on_full_disk, on_collapse: as in cmsf.training.options.Precautions.
     bank_sharded: of several processes (started by torchrun, or by srun), each holds but a share of the bank.
     report: keep report.html in the run folder up to date, and write the whole of it at the end.
     changes: any field of the recipe, e.g. epochs=100, or init="resnet18.a1_in1k" for weights to start from.

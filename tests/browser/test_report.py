@@ -19,8 +19,8 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
 from browser.chromium import requested
-from cmsf.printable import clipped, printable
 from cmsf.report.contents import Report, RunReport
+from cmsf.utils.text import clipped, printable
 
 Opened = Callable[..., Chrome]
 NEAR = pool(0, 60, CLASSES).near

@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 import safetensors.torch
 import torch
 
-from cmsf.backbones import make_backbone
 from cmsf.cli import run_command
 from cmsf.evaluation.transfer.suite import read_suite
-from cmsf.weights import starting_weights
+from cmsf.models.backbones import make_backbone
+from cmsf.models.weights import starting_weights
 from hostile import canary, text
 from hostile.judging import Box, Case
 from hostile.mutations import mutated

@@ -16,7 +16,7 @@ from PIL import Image
 from runs import StopAt
 
 import cmsf
-from cmsf.signals import Stopped
+from cmsf.training.signals import Stopped
 
 SETTINGS = {
     "epochs": 1,

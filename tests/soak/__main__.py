@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cmsf.environment import describe_machine
+from cmsf.runs.environment import describe_machine
 from soak.faults import METHODS, OFTEN, Soak
 from soak.watch import Watch
 

@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from cmsf.constraints import Constraint
-from cmsf.neighbours import Own, find, nearest_vectors, top
-from cmsf.rows import UNKNOWN, Rows
+from cmsf.method.constraints import Constraint
+from cmsf.method.rows import Rows
+from cmsf.method.search import Own, find, nearest_vectors, top
+from cmsf.utils.constants import UNKNOWN
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cmsf.bank import MemoryBank
-from cmsf.constraints import Constraint, Unconstrained
-from cmsf.neighbours import Neighbours
-from cmsf.rows import UNKNOWN, Rows
+from cmsf.method.bank import MemoryBank
+from cmsf.method.constraints import Constraint, Unconstrained
+from cmsf.method.rows import Rows
+from cmsf.method.search import Neighbours
+from cmsf.utils.constants import UNKNOWN
 
 HISTOGRAM_TO = 100
 _BLOCK = 2**25

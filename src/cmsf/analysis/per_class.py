@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cmsf.errors import BadInput
 from cmsf.evaluation.calibration import confusion
 from cmsf.evaluation.knn import BALLOTS, nearest_training_images
-from cmsf.rows import UNKNOWN
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.errors import BadInput
 
 BALLOT = "20-nn"
 _NEAREST = 5

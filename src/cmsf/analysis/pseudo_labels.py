@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from cmsf.knowledge import Guess
-from cmsf.rows import UNKNOWN
+from cmsf.method.supervision import Guess
+from cmsf.utils.constants import UNKNOWN
 
 
 def count_guesses(guess: Guess, truth: Int[Tensor, " n"]) -> Int[Tensor, " counts"]:

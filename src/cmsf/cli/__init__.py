@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from cmsf import __version__
 from cmsf.cli import data, evaluate, finetune, flops, labels, predict, recipes, report, suspects, train
 from cmsf.cli.parser import Parser
-from cmsf.errors import BadInput, Elsewhere, did_you_mean
-from cmsf.printable import one_line
+from cmsf.utils.errors import BadInput, Elsewhere, did_you_mean
+from cmsf.utils.text import one_line
 
 _COMMANDS = {
     "train": train,

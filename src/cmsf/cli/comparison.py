@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from cmsf.printable import clipped, one_line, printable
+from cmsf.utils.text import clipped, one_line, printable
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -92,7 +92,7 @@ class Comparison:
         self.title = f"accuracy on {judged_on}, %, ± half of its 95 % interval{starred}"
 
     def _mark(self, column: str) -> str:
-        from cmsf.evaluation.measures import MEAN_PER_CLASS  # not above: `cmsf --help` should not wait for torch
+        from cmsf.evaluation.metrics import MEAN_PER_CLASS
 
         found = (row[column] for row in self.rows.values() if column in row)
         return "*" if any(measures["quoted"] == MEAN_PER_CLASS for measures in found) else ""

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from cmsf.analysis.compute import PAPERS_PASS, Passes
 from cmsf.analysis.published import IMAGENET_IMAGES, SEMI_SUPERVISED
 from cmsf.analysis.slips import FLOPS, MAIN_BATCH, MAIN_EPOCHS, PASSES, slips
-from cmsf.printable import clipped, one_line, printable
+from cmsf.utils.text import clipped, one_line, printable
 
 if TYPE_CHECKING:  # not above: the paper's table should not wait for torch
-    from cmsf.accounting import Spent
-    from cmsf.recipe import Resolved
+    from cmsf.recipes.recipe import Resolved
+    from cmsf.runs.cost import Spent
 
 _WIDTH, _GAP = 100, "  "
 
@@ -83,7 +83,7 @@ class Row:
     """One recipe, or one run."""
 
     def __init__(self, name: str, recipe: Resolved, images: int, spent: Spent | None = None) -> None:
-        from cmsf.accounting import clean_views_of, compute_of
+        from cmsf.runs.cost import clean_views_of, compute_of
 
         self.name, self.recipe, self.spent = name, recipe, spent
         if spent is not None:

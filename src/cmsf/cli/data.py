@@ -10,9 +10,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from cmsf.cli.parser import SOURCE, Parser, say, say_paths
-from cmsf.errors import BadInput
-from cmsf.files import from_home
-from cmsf.printable import clipped
+from cmsf.utils.errors import BadInput
+from cmsf.utils.files import from_home
+from cmsf.utils.text import clipped
 
 if TYPE_CHECKING:
     from cmsf.data import Source
@@ -42,7 +42,7 @@ def add_parser(commands: Any) -> Parser:
 
 
 def _data(chosen: argparse.Namespace) -> int:
-    from cmsf.analysis.contact_sheet import draw_contact_sheet
+    from cmsf.analysis.figures.contact_sheet import draw_contact_sheet
     from cmsf.data import open_source
     from cmsf.data.survey import survey
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from cmsf.cli.comparison import Comparison
 from cmsf.cli.parser import Parser, add_machine_flags, say_paths, set_threads, whole, workers
-from cmsf.errors import BadInput
-from cmsf.files import from_home
-from cmsf.printable import one_line
+from cmsf.utils.errors import BadInput
+from cmsf.utils.files import from_home
+from cmsf.utils.text import one_line
 
 _MOST_TRIALS = 10**6
 
@@ -60,7 +60,7 @@ def add_parser(commands: Any) -> Parser:
 
 def _evaluate(chosen: argparse.Namespace) -> int:
     from cmsf.evaluation.transfer import TRIALS
-    from cmsf.run import METRICS, Run, check_metric
+    from cmsf.runs.run import METRICS, Run, check_metric
 
     # `--with knn linear RUN` reads as well as `RUN --with knn linear`, and leaves the run among the metrics.
     metrics = [name for name in chosen.metrics if name in METRICS or not from_home(name).is_dir()]

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from cmsf.cli.parser import SOURCE, Parser, add_machine_flags, say_paths, set_threads, whole, workers
-from cmsf.recipe import Recipe, parse
+from cmsf.recipes.recipe import Recipe, parse
 
 _MOST_ROUNDS = 100
 _NUMBERS = ("epochs", "lr", "seed")

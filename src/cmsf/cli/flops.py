@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from cmsf.analysis.published import IMAGENET_IMAGES
 from cmsf.cli.compute_tables import Row, papers_table, table_of
 from cmsf.cli.parser import Parser, say, say_paths, whole
-from cmsf.errors import BadInput
-from cmsf.files import from_home
-from cmsf.recipe import AUTO, Recipe
 from cmsf.recipes import check_name, named
+from cmsf.recipes.recipe import AUTO, Recipe
+from cmsf.utils.errors import BadInput
+from cmsf.utils.files import from_home
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,7 +64,7 @@ def _flops(chosen: argparse.Namespace) -> int:
     if out is not None and not chosen.published and not runs:
         raise BadInput("--out draws runs, and none is given; give some, or --published for the paper's figure")
     if chosen.published and out is not None:
-        from cmsf.analysis.compute_picture import draw_published
+        from cmsf.analysis.figures.compute import draw_published
 
         return _save(draw_published(), out)
     if not chosen.items:
@@ -86,7 +86,7 @@ def _picture(text: str) -> Path:
 
 
 def _save(figure: Figure, out: Path) -> int:
-    from cmsf.analysis.thumbnails import save_figure
+    from cmsf.analysis.figures.thumbnails import save_figure
 
     try:
         save_figure(figure, out)
@@ -115,9 +115,9 @@ def _told_apart(items: Sequence[str]) -> tuple[list[str], dict[str, Recipe]]:
 
 
 def _rows(items: Sequence[str], recipes: dict[str, Recipe], images: int | None) -> list[Row]:
-    from cmsf.accounting import spent
-    from cmsf.progress import shown
-    from cmsf.resolving import expected
+    from cmsf.runs.cost import spent
+    from cmsf.training.resolve import expected
+    from cmsf.utils.progress import shown
 
     rows = []
     for item in shown(items, "counting", len(items)):
@@ -145,8 +145,8 @@ def _expected_images(name: str, recipe: Recipe, images: int | None) -> tuple[int
 
 
 def _drawn(rows: Sequence[Row]) -> Figure:
-    from cmsf.analysis.compute_picture import draw_runs
-    from cmsf.report.against_compute import caution, points_of, published_beside
+    from cmsf.analysis.figures.compute import draw_runs
+    from cmsf.report.compare import caution, points_of, published_beside
 
     runs = {row.name: row.spent for row in rows if row.spent is not None}
     panels = points_of(runs)

@@ -8,9 +8,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from cmsf.cli.parser import Parser, say, say_paths
-from cmsf.errors import BadInput, some_of
-from cmsf.files import from_home, read_text
-from cmsf.recipe import Recipe, parse
+from cmsf.recipes.recipe import Recipe, parse
+from cmsf.utils.errors import BadInput, some_of
+from cmsf.utils.files import from_home, read_text
 
 if TYPE_CHECKING:
     from cmsf.data import Source
@@ -68,8 +68,8 @@ def _labels(chosen: argparse.Namespace) -> int:
 
     from cmsf.data import open_source
     from cmsf.data.labels import Labels, changed
-    from cmsf.data.lists import write_rows
-    from cmsf.data.loading import listed_labels, listed_rows
+    from cmsf.data.prepare import listed_labels, listed_rows
+    from cmsf.data.sources.table import write_rows
 
     source = open_source(chosen.source)
     paths = source.train.images.paths

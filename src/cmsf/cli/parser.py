@@ -6,8 +6,8 @@ import argparse
 import os
 from typing import Any, NoReturn
 
-from cmsf.errors import BadInput
-from cmsf.printable import one_line, printable
+from cmsf.utils.errors import BadInput
+from cmsf.utils.text import one_line, printable
 
 SOURCE = "a folder of images, a .csv or .parquet list, an .npz, torchvision:NAME, hf:NAME or wds:SHARDS"
 
@@ -43,7 +43,7 @@ def set_threads(text: str | None) -> None:
     import torch
 
     from cmsf.data import available_cores
-    from cmsf.distributed import asked_for
+    from cmsf.utils.distributed import asked_for
 
     available = available_cores()
     asked = whole("--threads", text, 1, _MOST, f"here at best {available}")

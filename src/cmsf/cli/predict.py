@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cmsf.cli.parser import SOURCE, Parser, add_machine_flags, say, say_paths, set_threads, workers
 
 if TYPE_CHECKING:
-    from cmsf.evaluation.predicting import Prediction
+    from cmsf.evaluation.predict import Prediction
 
 _CLASSES_SHOWN = 10
 
@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> Parser:
 
 
 def _predict(chosen: argparse.Namespace) -> int:
-    from cmsf.classifier import Classifier
+    from cmsf.runs.classifier import Classifier
 
     set_threads(chosen.threads)
     classifier = Classifier(chosen.classifier)

@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from cmsf.cli.parser import Parser
-from cmsf.printable import printable
 from cmsf.recipes import BASELINES, OURS, SCALES, VARIANTS, explain, lacks_scale, named
+from cmsf.utils.text import printable
 
 
 def add_parser(commands: Any) -> Parser:

@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from cmsf.cli.parser import Parser, add_machine_flags, say_paths, set_threads, workers
-from cmsf.errors import BadInput
-from cmsf.files import from_home
+from cmsf.utils.errors import BadInput
+from cmsf.utils.files import from_home
 
 
 def add_parser(commands: Any) -> Parser:
@@ -28,10 +28,10 @@ def add_parser(commands: Any) -> Parser:
 
 def _report(chosen: argparse.Namespace) -> int:
     set_threads(chosen.threads)
-    from cmsf.report.gathering import Machine
-    from cmsf.report.writing import write_report
-    from cmsf.run import Run
-    from cmsf.screen import Screen
+    from cmsf.report.collect import Machine
+    from cmsf.report.write import write_report
+    from cmsf.runs.run import Run
+    from cmsf.utils.screen import Screen
 
     runs = list({run.path.resolve(): run for run in map(Run, chosen.runs)}.values())
     out = runs[0].folder.report_file if chosen.out is None else from_home(chosen.out)

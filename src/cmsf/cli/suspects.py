@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cmsf.cli.parser import SOURCE, Parser, add_machine_flags, say, say_paths, set_threads, workers
-from cmsf.errors import BadInput
-from cmsf.files import from_home
+from cmsf.utils.errors import BadInput
+from cmsf.utils.files import from_home
 
 if TYPE_CHECKING:
-    from cmsf.analysis.suspects import Suspect
-    from cmsf.run import Run
+    from cmsf.analysis.label_issues import Suspect
+    from cmsf.runs.run import Run
 
 _WORST, _PAIRS = 5, 5
 _HEADER = ("path", "index", "label", "suggested", "score", "label_share", "suggested_share")
@@ -54,9 +54,9 @@ def add_parser(commands: Any) -> Parser:
 def _suspects(chosen: argparse.Namespace) -> int:
     asked, out = _score(chosen.least), _checked(from_home(chosen.out))
 
-    from cmsf.analysis.suspects import LEAST, against_truth
-    from cmsf.analysis.suspects_sheet import draw_suspects
-    from cmsf.run import Run
+    from cmsf.analysis.figures.label_issues import draw_suspects
+    from cmsf.analysis.label_issues import LEAST, against_truth
+    from cmsf.runs.run import Run
 
     least = LEAST if asked is None else asked
     set_threads(chosen.threads)
@@ -116,7 +116,7 @@ def _checked(out: Path) -> Path:
 
 
 def _summary(every: Sequence[Suspect], found: Sequence[Suspect], least: float) -> list[str]:
-    from cmsf.analysis.suspects import confused
+    from cmsf.analysis.label_issues import confused
 
     lines = [
         f"{len(found):,} of {len(every):,} labels are suspect ({100 * len(found) / len(every):.3g} %), with a score of "
@@ -138,7 +138,7 @@ def _summary(every: Sequence[Suspect], found: Sequence[Suspect], least: float) -
 
 
 def _write(out: Path, found: Sequence[Suspect]) -> None:
-    from cmsf.data.lists import write_rows
+    from cmsf.data.sources.table import write_rows
 
     numbers = ("score", "label_share", "suggested_share")
     rows = [

@@ -8,11 +8,11 @@ from dataclasses import asdict, fields
 from typing import Any, get_args
 
 from cmsf.cli.parser import SOURCE, Parser, add_machine_flags, say_paths, set_threads, workers
-from cmsf.errors import BadInput
-from cmsf.files import from_home
-from cmsf.precautions import OnCollapse, OnFullDisk, Precautions
-from cmsf.recipe import Recipe, parse, placeholder
 from cmsf.recipes import METHODS, SCALES, check_name
+from cmsf.recipes.recipe import Recipe, parse, placeholder
+from cmsf.training.options import OnCollapse, OnFullDisk, Precautions
+from cmsf.utils.errors import BadInput
+from cmsf.utils.files import from_home
 
 
 def add_parser(commands: Any) -> Parser:
@@ -111,8 +111,8 @@ def _train(chosen: argparse.Namespace) -> int:
         check_name(chosen.recipe)
 
     from cmsf.api import resume, train
-    from cmsf.distributed import Lost, asked_for
-    from cmsf.signals import Stopped
+    from cmsf.training.signals import Stopped
+    from cmsf.utils.distributed import Lost, asked_for
 
     set_threads(chosen.threads or _recorded_threads(chosen.resume))
     given = {"labels": chosen.labels, "val": chosen.val, "device": chosen.device, "workers": workers(chosen.workers)}
@@ -153,7 +153,7 @@ def _recorded_threads(run: str | None) -> str | None:
     if run is None:
         return None
     from cmsf.data import available_cores
-    from cmsf.run_folder import RunFolder
+    from cmsf.runs.folder import RunFolder
 
     folder = RunFolder(from_home(run))
     folder.recipe()  # says so where there is no run

@@ -12,10 +12,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from cmsf.data.images import Images, Unreadable
-from cmsf.data.order import epoch_order
-from cmsf.progress import shown
-from cmsf.rows import UNKNOWN
-from cmsf.views import Pictures
+from cmsf.data.sampling import epoch_order
+from cmsf.data.transforms import Pictures
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.progress import shown
 
 
 @dataclass(frozen=True)

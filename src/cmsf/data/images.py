@@ -15,8 +15,8 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from cmsf.data.decoding import decode, open_image, upright_size
-from cmsf.errors import BadInput
-from cmsf.printable import clipped, printable
+from cmsf.utils.errors import BadInput
+from cmsf.utils.text import clipped, printable
 
 T = TypeVar("T")
 

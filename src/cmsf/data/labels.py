@@ -11,12 +11,12 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from cmsf.data.imagenet import coarse_groups
-from cmsf.data.lists import read_mapping
 from cmsf.data.source import ordered
-from cmsf.errors import BadInput
-from cmsf.files import from_home
-from cmsf.randomness import uniform
-from cmsf.rows import UNKNOWN
+from cmsf.data.sources.table import read_mapping
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.errors import BadInput
+from cmsf.utils.files import from_home
+from cmsf.utils.rng import uniform
 
 _CHOOSING, _CORRUPTING = 0x5AE1 << 40, 0x0153 << 40  # what these uses of the hash are for; no epoch is ever so high
 

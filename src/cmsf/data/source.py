@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from cmsf.data.images import Images, Unreadable
-from cmsf.errors import BadInput
-from cmsf.printable import is_text, printable
-from cmsf.progress import shown
+from cmsf.utils.errors import BadInput
+from cmsf.utils.progress import shown
+from cmsf.utils.text import is_text, printable
 
 SPLITS = {"train": "train", "trainval": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 """What people call the parts of their data."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cmsf.data.images import Images, Unreadable
 from cmsf.data.source import Source
-from cmsf.progress import shown
+from cmsf.utils.progress import shown
 
 _WHOLE = 1 << 20  # no image is to be read at a fraction of its size
 

@@ -2,12 +2,12 @@
 
 from cmsf.evaluation.features import Extractor
 from cmsf.evaluation.few_labels import Few, evaluate_few_labels, listed, seeded_shares
-from cmsf.evaluation.judged import can_judge
 from cmsf.evaluation.knn import evaluate_knn, evaluate_pixels
 from cmsf.evaluation.linear import evaluate_linear
 from cmsf.evaluation.linear_sgd import evaluate_linear_sgd
-from cmsf.evaluation.measures import Result
+from cmsf.evaluation.metrics import Result
 from cmsf.evaluation.retrieval import evaluate_retrieval
+from cmsf.evaluation.splits import can_judge
 
 __all__ = [
     "Extractor",

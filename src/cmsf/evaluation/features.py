@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from cmsf.data import Split, feed
-from cmsf.errors import BadInput
-from cmsf.files import atomically, own_folder
-from cmsf.printable import one_line
-from cmsf.progress import shown
-from cmsf.views import CentreCrop, normalise
+from cmsf.data.transforms import CentreCrop, normalise
+from cmsf.utils.errors import BadInput
+from cmsf.utils.files import atomically, own_folder
+from cmsf.utils.progress import shown
+from cmsf.utils.text import one_line
 
 LAYER = "pooled backbone features, L2-normalised"
 BATCH = 256

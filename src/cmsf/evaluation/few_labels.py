@@ -13,15 +13,15 @@ from torch import Tensor
 
 from cmsf.data import Dataset
 from cmsf.data.labels import Labels, share_of_each_class
-from cmsf.errors import BadInput
 from cmsf.evaluation.features import Extractor
 from cmsf.evaluation.finetune import HEAD, TuningCourse, fine_tune
-from cmsf.evaluation.judged import judged_splits
 from cmsf.evaluation.linear import STANDARDISED, Standardised, fit_chosen
-from cmsf.evaluation.measures import Judged, Result, hits
-from cmsf.evaluation.predicting import score_all
-from cmsf.files import from_home
-from cmsf.progress import part_of
+from cmsf.evaluation.metrics import Judged, Result, hits
+from cmsf.evaluation.predict import score_all
+from cmsf.evaluation.splits import judged_splits
+from cmsf.utils.errors import BadInput
+from cmsf.utils.files import from_home
+from cmsf.utils.progress import part_of
 
 SHARES = (0.01, 0.1)
 

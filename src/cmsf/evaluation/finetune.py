@@ -12,16 +12,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from cmsf.course import Course
 from cmsf.data import Split, feed
-from cmsf.errors import BadInput
+from cmsf.data.transforms import RandomCrop, normalise
 from cmsf.evaluation.features import Extractor
 from cmsf.evaluation.linear import Standardised, fit_chosen
-from cmsf.evaluation.predicting import score_readable
-from cmsf.heads import perceptron
-from cmsf.progress import part_of, shown
-from cmsf.rows import UNKNOWN
-from cmsf.views import RandomCrop, normalise
+from cmsf.evaluation.predict import score_readable
+from cmsf.models.course import Course
+from cmsf.models.heads import perceptron
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.errors import BadInput
+from cmsf.utils.progress import part_of, shown
 
 SCALE = (0.2, 1.0)
 CONFIDENT = 0.9

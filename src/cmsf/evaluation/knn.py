@@ -12,11 +12,11 @@ from torch.nn.functional import embedding
 
 from cmsf.data import Dataset, Split
 from cmsf.evaluation.features import LAYER, Extractor, raw_pixels, transform_name
-from cmsf.evaluation.judged import judged_splits
-from cmsf.evaluation.measures import Judged, Result
-from cmsf.neighbours import Own, nearest_vectors
-from cmsf.progress import shown
-from cmsf.rows import UNKNOWN
+from cmsf.evaluation.metrics import Judged, Result
+from cmsf.evaluation.splits import judged_splits
+from cmsf.method.search import Own, nearest_vectors
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.progress import shown
 
 _CHUNK = 256
 """Queries whose neighbours' vectors are copied at once: so few that their memory is used again and again."""

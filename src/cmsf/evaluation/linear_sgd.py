@@ -11,13 +11,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from cmsf.data import Dataset, Split, feed
+from cmsf.data.transforms import RandomCrop, normalise
 from cmsf.evaluation.features import Extractor, in_eval_mode, unit_features
-from cmsf.evaluation.judged import judged_splits
-from cmsf.evaluation.layer import Layer
-from cmsf.evaluation.linear import STANDARDISED, Standardised, fit_path, judge_scores
-from cmsf.evaluation.measures import Judged, Result
-from cmsf.progress import shown
-from cmsf.views import RandomCrop, normalise
+from cmsf.evaluation.linear import STANDARDISED, Layer, Standardised, fit_path, judge_scores
+from cmsf.evaluation.metrics import Judged, Result
+from cmsf.evaluation.splits import judged_splits
+from cmsf.utils.progress import shown
 
 BATCH = 256
 MOMENTUM, WEIGHT_DECAY = 0.9, 1e-4

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from cmsf.data import Dataset
 from cmsf.evaluation.features import LAYER, Extractor
-from cmsf.evaluation.judged import judged_splits
 from cmsf.evaluation.knn import nearest_training_images
-from cmsf.evaluation.measures import Judged, Result
+from cmsf.evaluation.metrics import Judged, Result
+from cmsf.evaluation.splits import judged_splits
 
 DEPTHS = (1, 5, 10)
 

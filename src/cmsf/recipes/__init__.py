@@ -7,13 +7,13 @@ from inspect import cleandoc
 from os.path import exists, isfile  # which a name too long for a path does not trouble
 from pathlib import Path
 
-from cmsf.errors import BadInput, did_you_mean
-from cmsf.printable import shown
-from cmsf.recipe import Recipe
 from cmsf.recipes.baselines import AT_PAPER_SCALE, BASELINES
 from cmsf.recipes.methods import OURS
+from cmsf.recipes.recipe import Recipe
 from cmsf.recipes.scales import SCALES
 from cmsf.recipes.variants import VARIANTS
+from cmsf.utils.errors import BadInput, did_you_mean
+from cmsf.utils.text import shown
 
 METHODS = OURS | BASELINES
 NAMES = tuple(f"{method}-{scale}" for method in METHODS for scale in SCALES)

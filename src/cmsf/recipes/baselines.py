@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from cmsf.recipe import Recipe
+from cmsf.recipes.recipe import Recipe
 
 _TWO_ALIKE: dict[str, Any] = {"first_view": "strong", "second_view": "strong"}
 _STRONGER_COLOURS = {"brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.2}

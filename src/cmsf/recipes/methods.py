@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cmsf.recipe import Recipe
+from cmsf.recipes.recipe import Recipe
 
 
 def msf(scale: Recipe) -> Recipe:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cmsf.recipe import Recipe
+from cmsf.recipes.recipe import Recipe
 
 
 def imagenet() -> Recipe:

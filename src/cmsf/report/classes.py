@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cmsf.analysis import per_class as analysed
-from cmsf.analysis.confusion import confusion_figure
-from cmsf.analysis.suspects import LEAST, against_truth, find_suspects
-from cmsf.errors import BadInput
+from cmsf.analysis.figures.confusion import confusion_figure
+from cmsf.analysis.label_issues import LEAST, against_truth, find_suspects
 from cmsf.report.contents import ClassRow, Pair, Suspect
-from cmsf.report.drawing import Drawing, styled
-from cmsf.report.pool import Album
-from cmsf.rows import UNKNOWN
+from cmsf.report.image_pool import Album
+from cmsf.report.plots import Drawing, styled
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.errors import BadInput
 
 CONFUSED, _CELLS = "What is taken for what", 60
 """A heading, and the most classes that a matrix of them is readable with."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cmsf.accounting import Spent
-from cmsf.live import clock
+from cmsf.runs.cost import Spent
+from cmsf.utils.progress import clock
 
 
 def cost(bill: Spent) -> tuple[tuple[str, str], ...]:

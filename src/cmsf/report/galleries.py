@@ -6,13 +6,14 @@ from jaxtyping import Int
 from torch import Tensor
 
 from cmsf.analysis.far_neighbours import FarNeighbours, Ranked
-from cmsf.analysis.gallery import one_a_class_in_turn
-from cmsf.learner import Learner
-from cmsf.objectives import Watched
-from cmsf.randomness import permutation
+from cmsf.analysis.figures.gallery import one_a_class_in_turn
+from cmsf.method.learner import Learner
+from cmsf.method.losses import Watched
+from cmsf.method.rows import Rows
 from cmsf.report.contents import Gallery, GalleryRow, Item, Strip
-from cmsf.report.pool import WALKED, Album
-from cmsf.rows import UNKNOWN, Rows
+from cmsf.report.image_pool import WALKED, Album
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.rng import permutation
 
 ROWS = 12
 _CHOOSING = 0xFA12 << 40  # what this use of the hash is for; no epoch is ever so high

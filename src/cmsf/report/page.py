@@ -19,9 +19,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from cmsf.printable import clipped, printable
-from cmsf.report.comparison import compared
+from cmsf.report.compare import compared
 from cmsf.report.contents import INK, PAPER, Pool, Report, RunReport
+from cmsf.utils.text import clipped, printable
 
 LONGEST_NAME = 120
 """Longer names lose their middle."""

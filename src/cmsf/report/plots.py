@@ -1,14 +1,163 @@
-"""What a run has logged, epoch by epoch, as plots: is it learning, and what does it call related."""
+"""The report's plots: how they are drawn, and what of a run's log each one shows."""
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
 from typing import Any
+from warnings import catch_warnings, filterwarnings
 
+import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from cmsf.report.contents import Pool
-from cmsf.report.drawing import BIN, Drawing, bars, curves, scattered
+from cmsf.report.contents import INK, PAPER, Plot, Pool
+from cmsf.utils.files import atomically, own_folder
+from cmsf.utils.text import clipped, printable
+
+BIN = 5
+"""Ranks that are counted together."""
+COLOURS = ("#0969da", "#cf222e", "#1a7f37", "#bf8700", "#8250df", "#1b7c83", "#bc4c00")
+"""Seen on white and on black, and told apart in this order."""
+GREY = "#6e7781"
+_STYLES = ("-", "--", ":", "-.")
+"""Of as many lines as there are colours, each."""
+_INSIDE = 4
+"""Names that a legend has room for inside of the axes; more stand below them, two in a line."""
+_LONGEST, _HALF, _QUARTER = 40, 28, 14
+"""Letters of such a name."""
+_NAMED = 20
+"""Kinds of points that have a legend."""
+_LEGEND_LINE = 0.17
+"""Inches."""
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.15,
+    "grid.color": INK,
+    "text.parse_math": False,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+}
+
+
+@contextmanager
+def styled(**more: Any) -> Iterator[None]:
+    """What is drawn inside looks like the rest of the page; a letter that no font has is a box, and no warning."""
+    with mpl.rc_context(_STYLE | {key.replace("_", "."): value for key, value in more.items()}), catch_warnings():
+        filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
+        yield
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A plot, before it is anywhere."""
+
+    section: str
+    name: str
+    title: str
+    caption: str
+    figure: Figure
+
+    def on_page(self, run: int) -> Plot:
+        """For a page; run: its number there, for no two plots of a page may share names."""
+        return Plot(self.section, self.name, self.title, self.caption, _svg(self.figure, f"{self.name}-{run}"))
+
+    def save(self, folder: Path) -> None:
+        """A PNG and an SVG."""
+        own_folder(folder)
+        with atomically(folder / f"{self.name}.png") as temporary, styled():
+            self.figure.savefig(temporary, format="png", dpi=200, facecolor=PAPER)
+        with atomically(folder / f"{self.name}.svg") as temporary:
+            temporary.write_text(_svg(self.figure, self.name), encoding="utf-8")
+
+
+def curves(
+    x: Sequence[float], lines: Mapping[str, Sequence[float | None]], below: str, beside: str, share: bool = False
+) -> Figure:
+    """Lines over epochs; a value that is not there is left out. share: of one, shown in per cent."""
+    with styled():
+        rows = math.ceil(len(lines) / 2) if len(lines) > _INSIDE else 0
+        figure, axes = _axes(below, beside, rows * _LEGEND_LINE)
+        looks = ((style, colour) for style in cycle(_STYLES) for colour in COLOURS)
+        for (style, colour), (name, values) in zip(looks, lines.items(), strict=False):
+            there = [(at, value) for at, value in zip(x, values, strict=True) if value is not None]
+            if not there:  # its colour stays its own, in all plots of the page
+                continue
+            marker = "o" if len(there) < 25 else ""
+            label = clipped(printable(name), _HALF if rows else _LONGEST)
+            axes.plot(*zip(*there, strict=True), style, color=colour, label=label, marker=marker, markersize=3.5)
+        if share:
+            axes.set_ylim(bottom=0)
+            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+        axes.set_xlim(0.5, max(x) + 0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        if rows:
+            figure.legend(loc="outside lower center", ncols=2, fontsize=8)
+        elif len(lines) > 1:
+            axes.legend(fontsize=8)
+        return figure
+
+
+def bars(heights: Mapping[str, Sequence[float]], below: str, beside: str) -> Figure:
+    """Histograms of the same bins of BIN from 1 on, drawn as steps over one another."""
+    with styled():
+        figure, axes = _axes(below, beside)
+        for colour, (name, values) in zip(cycle(COLOURS), heights.items(), strict=False):
+            edges = [BIN * place + 0.5 for place in range(len(values) + 1)]
+            axes.stairs(values, edges, color=colour, label=name, linewidth=1.6)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+        axes.legend(fontsize=8)
+        return figure
+
+
+def scattered(x: Sequence[float], y: Sequence[float], kind: Sequence[int], names: Sequence[str]) -> Figure:
+    """Points in the colours of their kinds, which are named where they are few; those of no kind are grey."""
+    with styled():
+        named = len(names) <= _NAMED
+        figure, axes = _axes("", "", more=math.ceil(len(names) / 4) * _LEGEND_LINE + 1 if named else 1)
+        colours = mpl.colormaps["tab20" if len(names) > 10 else "tab10"]
+        for number in (-1, *range(len(names))):
+            mine = [place for place, one in enumerate(kind) if one == number]
+            if mine:
+                colour = GREY if number < 0 else colours(number % colours.N)
+                label = clipped(printable(names[number]), _QUARTER) if number >= 0 else "no class"
+                points = [x[place] for place in mine], [y[place] for place in mine]
+                axes.scatter(*points, s=6, color=colour, label=label, linewidths=0)
+        axes.set_axis_off()
+        if named and names:
+            figure.legend(loc="outside lower center", ncols=4, fontsize=8, markerscale=2)
+        return figure
+
+
+def _axes(below: str, beside: str, more: float = 0.0) -> tuple[Figure, Axes]:
+    """more: inches for what stands below."""
+    figure = Figure(figsize=(5.2, 3.1 + more), layout="constrained", facecolor="none")
+    axes = figure.add_subplot(facecolor="none")
+    axes.set_xlabel(below)
+    axes.set_ylabel(beside)
+    return figure, axes
+
+
+def _svg(figure: Figure, salt: str) -> str:
+    """From its first tag on, with names that depend on the salt, and nothing of the time or the machine."""
+    with styled(svg_hashsalt=salt, svg_id=salt):
+        written = io.StringIO()
+        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = written.getvalue()
+    return text[text.index("<svg") :]
+
 
 Lines = Sequence[Mapping[str, Any]]
 CURVES, RELATED, HEALTH, MAP = "Curves", "What it calls related", "Health", "Map"

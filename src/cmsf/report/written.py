@@ -8,12 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cmsf.errors import BadInput
-from cmsf.files import read_json
-from cmsf.recipe import AUTO, Recipe, Resolved
 from cmsf.recipes import find
+from cmsf.recipes.recipe import AUTO, Recipe, Resolved
 from cmsf.report.contents import Measure, ResultTable, Setting
-from cmsf.run_folder import RunFolder
+from cmsf.runs.folder import RunFolder
+from cmsf.utils.errors import BadInput
+from cmsf.utils.files import read_json
 
 
 def settings(recipe: Resolved) -> tuple[Setting, ...]:

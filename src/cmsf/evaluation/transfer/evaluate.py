@@ -13,16 +13,14 @@ from cmsf.data import Split, open_source
 from cmsf.data.images import Arrays
 from cmsf.data.labels import Labels
 from cmsf.data.source import Part, Source
-from cmsf.errors import BadInput
 from cmsf.evaluation.features import Extractor
 from cmsf.evaluation.linear import STANDARDISED, Standardised
-from cmsf.evaluation.measures import Judged, MeanOf, Result, hits
-from cmsf.evaluation.transfer.lbfgs import fit
-from cmsf.evaluation.transfer.search import Problem, Watch
-from cmsf.evaluation.transfer.searching import Search
-from cmsf.evaluation.transfer.splits import Division, divide, places
-from cmsf.evaluation.transfer.suite import MEAN, TransferSet, class_names, listed_parts
-from cmsf.progress import Update, bar, part_of
+from cmsf.evaluation.metrics import Judged, MeanOf, Result, hits
+from cmsf.evaluation.transfer.search import Problem, Search, Watch
+from cmsf.evaluation.transfer.suite import MEAN, Division, TransferSet, class_names, divide, listed_parts, places
+from cmsf.evaluation.transfer.trial import fit
+from cmsf.utils.errors import BadInput
+from cmsf.utils.progress import Update, bar, part_of
 
 
 @dataclass(frozen=True)

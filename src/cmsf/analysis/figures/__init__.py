@@ -1,0 +1,1 @@
+"""Figures: galleries, contact sheets, curves and tables as images."""

@@ -1,0 +1,57 @@
+"""A picture of which classes are taken for which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Int
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from cmsf.analysis.figures.thumbnails import fonts, save_figure, shortened
+
+_NUMBERED, _FEW, _NAMED = 20, 60, 250
+"""Up to how many classes cells have numbers in them, names are of a good size, and there are names at all."""
+_LARGEST = 24.0
+_LIGHT, _DARK = "#fefefe", "#1f2328"
+"""Not white and a page's ink, for these turn round on a dark page, and the cells do not."""
+
+
+def draw_confusion(counts: Int[Tensor, "c c"], names: Sequence[str], out: Path) -> None:
+    """A picture of test images."""
+    figure = confusion_figure(counts, names)
+    figure.suptitle(f"{int(counts.sum()):,} test images, % of each true class", fontsize=10)
+    save_figure(figure, out)
+
+
+def confusion_figure(counts: Int[Tensor, "c c"], names: Sequence[str]) -> Figure:
+    """A row a true class, a column a predicted one; a cell is as dark as its share of the row, per cent."""
+    classes = len(names)
+    cell, letters = (0.5, 9) if classes <= _NUMBERED else (0.24, 8) if classes <= _FEW else (0.11, 6)
+    side = min(_LARGEST, max(2.8, cell * classes))
+    share = 100 * counts.double() / counts.sum(1, keepdim=True).clamp_min(1)
+    figure = Figure(figsize=(side + 1.6, side + 1.2), layout="constrained")
+    axes = figure.add_subplot()
+    # By the root of the share, for a twentieth of a class taken for another should be seen.
+    image = axes.imshow(share.numpy(), cmap="Blues", norm=PowerNorm(0.5, 0, 100), interpolation="nearest")
+    if classes <= _NAMED:
+        shown = [shortened(name) for name in names]
+        style: dict[str, Any] = {"fontsize": letters, "family": fonts(), "parse_math": False}
+        axes.set_xticks(range(classes), shown, rotation=90 if classes > 2 else 0, **style)
+        axes.set_yticks(range(classes), shown, **style)
+    axes.tick_params(length=0, pad=2)
+    if classes <= _NUMBERED:
+        for row, line in enumerate(share.tolist()):
+            for column, value in enumerate(line):
+                if counts[row, column]:
+                    colour = _LIGHT if value > 35 else _DARK
+                    axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=8, color=colour)
+    else:
+        figure.colorbar(image, ax=axes, shrink=min(1.0, 4 / side), aspect=24, pad=0.02, ticks=[0, 1, 5, 20, 50, 100])
+    axes.set_xlabel("predicted", fontsize=11)
+    axes.set_ylabel("true", fontsize=11)
+    axes.grid(visible=False)
+    return figure

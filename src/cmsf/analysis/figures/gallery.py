@@ -1,0 +1,100 @@
+"""Pictures of neighbours: the quickest way to see what a representation calls alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from cmsf.analysis.figures.thumbnails import PLAIN, THUMBNAIL, WRONG, Sheet, shortened, thumbnail
+from cmsf.data import Dataset, Split
+from cmsf.evaluation.features import batch_count, feature_batches, pixel_batches
+from cmsf.method.search import Own, top
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.progress import shown
+from cmsf.utils.rng import permutation
+
+_SHOWN = 5
+_CHOOSING = 0x6A11 << 40  # what this use of the hash is for; no epoch is ever so high
+_RIGHT = "#1a7f37"
+_ACROSS, _DOWN = 1.08, 1.3
+"""From one picture to the next, in inches."""
+_TOP, _GAP = 0.35, 0.25
+
+
+def draw_neighbours(
+    backbone: torch.nn.Module,
+    data: Dataset,
+    size: int,
+    device: torch.device | str,
+    out: Path,
+    seed: int,
+    workers: int = 0,
+    rows: int = 8,
+) -> None:
+    """Random queries, their nearest training images by raw pixels and by the network; a wrong class in red.
+
+    The queries are test images where there are any, one a class in turn; else training images, themselves left out.
+    """
+    split = data.test or data.train
+    chosen = one_a_class_in_turn(split, seed)[:rows]
+    query = split.part(chosen)
+    own = chosen if data.test is None else torch.full_like(chosen, UNKNOWN)
+
+    def pixels(part: Split) -> Iterator[Tensor]:
+        return pixel_batches(part, min(size, THUMBNAIL), workers)
+
+    def features(part: Split) -> Iterator[Tensor]:
+        return (batch.cpu() for batch in feature_batches(backbone, part, size, device, workers))
+
+    near_by = {
+        "nearest by raw pixels": _nearest(pixels, query, data.train, own, "picture, raw pixels"),
+        "nearest by what was learned": _nearest(features, query, data.train, own, "picture, features"),
+    }
+
+    block_width = _GAP + _SHOWN * _ACROSS
+    sheet = Sheet(_ACROSS + len(near_by) * block_width, _TOP + len(chosen) * _DOWN)
+    sheet.write(0.5, _TOP / 2, "query", size=11)
+    for block, (title, row) in enumerate(near_by.items()):
+        left = _ACROSS + block * block_width + _GAP
+        sheet.write(left + _SHOWN * _ACROSS / 2, _TOP / 2, title, size=11)
+        for line, images in enumerate(row.tolist()):
+            for place, image in enumerate(images):
+                if image != UNKNOWN:
+                    mine, theirs = int(query.truth[line]), int(data.train.truth[image])
+                    colour = PLAIN if UNKNOWN in (mine, theirs) else _RIGHT if mine == theirs else WRONG
+                    _show(sheet, left + place * _ACROSS, line, data.train, image, data.classes, colour)
+    for line in range(len(chosen)):
+        _show(sheet, 0, line, query, line, data.classes, PLAIN)
+    sheet.save(out)
+
+
+def _nearest(
+    describe: Callable[[Split], Iterator[Tensor]], query: Split, train: Split, own: Tensor, what: str
+) -> Int[Tensor, "q 5"]:
+    """The nearest training images; they are compared batch by batch, for all their pixels may not fit at once."""
+    asked = torch.cat(list(describe(query)))
+    similarity = torch.cat([asked @ batch.T for batch in shown(describe(train), what, batch_count(train))], dim=1)
+    number = torch.arange(len(train))
+    return top(Own(own, included=False).settle(similarity, number), number, _SHOWN)
+
+
+def one_a_class_in_turn(split: Split, seed: int) -> Int[Tensor, " q"]:
+    """All images in a random order in which the classes take turns."""
+    order = permutation(len(split), seed, _CHOOSING)
+    label = split.truth[order]
+    turn = torch.zeros_like(order)
+    for number in label.unique():
+        member = label == number
+        turn[member] = torch.arange(int(member.sum()))
+    return order[turn.argsort(stable=True)]
+
+
+def _show(sheet: Sheet, x: float, line: int, split: Split, image: int, classes: Sequence[str], colour: str) -> None:
+    number, y = int(split.truth[image]), _TOP + line * _DOWN
+    sheet.show(x, y, thumbnail(split.read(torch.tensor([image]), THUMBNAIL)[0]), colour)
+    if number != UNKNOWN:
+        sheet.write(x + 0.5, y + 1.12, shortened(classes[number]), size=8, colour=colour)

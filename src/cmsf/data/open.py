@@ -1,0 +1,95 @@
+"""From what a user calls the data to a source of images."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from cmsf.data.source import Source
+from cmsf.data.sources.folder import open_folder
+from cmsf.data.sources.hugging_face import holds_images, is_saved_dataset, open_hugging_face
+from cmsf.data.sources.npz import open_arrays
+from cmsf.data.sources.shards import open_shards, runs_commands
+from cmsf.data.sources.table import LIST_SUFFIXES, open_list
+from cmsf.data.sources.torchvision import is_on_disk, open_torchvision
+from cmsf.utils.errors import BadInput, did_you_mean
+from cmsf.utils.files import from_home
+
+SAMPLE = "fashion-mnist-sample"
+_FORMS = "a folder of images, a .csv or .parquet list, an .npz, torchvision:NAME, hf:NAME or wds:SHARDS"
+
+
+def open_source(data: str | Path | None) -> Source:
+    """A source by its name, one of the forms above; with nothing given, the embedded sample of Fashion-MNIST."""
+    if data is None or str(data) == SAMPLE:
+        with as_file(files("cmsf.data") / "sample" / "fashion-mnist.npz") as path:
+            return open_arrays(path, SAMPLE)
+    scheme, colon, rest = str(data).partition(":")
+    if colon and scheme in _schemes():
+        return _schemes()[scheme](rest)
+    path = from_home(data)
+    if not os.path.exists(path):  # which a name that is too long for any file does not, and raises nothing
+        if colon and scheme.isidentifier():
+            raise BadInput(f"no source is called {scheme}:; {did_you_mean(scheme, _schemes(), f'give {_FORMS}')}")
+        raise BadInput(f"there is no {path}; give {_FORMS}")
+    if is_saved_dataset(path) or (path.suffix.lower() in (".parquet", ".pq") and holds_images(path)):
+        return open_hugging_face(str(path))
+    if path.is_dir():
+        return open_folder(path)
+    if path.suffix.lower() == ".npz":
+        return open_arrays(path)
+    if path.suffix.lower() in LIST_SUFFIXES:
+        return open_list(path)
+    raise BadInput(f"{path} is no source of images; give {_FORMS}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user names: images, labels for them, and images to test on; as found from any working directory."""
+
+    data: str
+    labels: str | None = None
+    val: str | None = None
+
+    @property
+    def runs_a_command(self) -> bool:
+        """Whether opening it runs a shell command, as webdataset's pipe: does."""
+        shards = [name.removeprefix("wds:") for name in (self.data, self.val or "") if name.startswith("wds:")]
+        return any(runs_commands(rest) for rest in shards)
+
+    def to_be_fetched(self) -> str | None:
+        """What of it torchvision would download, into a folder that it may name itself."""
+        sets = [name for name in (self.data, self.val or "") if name.startswith("torchvision:")]
+        return next((name for name in sets if not is_on_disk(name.removeprefix("torchvision:"))), None)
+
+    @classmethod
+    def of(cls, data: str | Path | None, labels: str | Path | None = None, val: str | Path | None = None) -> Request:
+        given = None if labels is None else _absolute(labels)
+        return cls(_lasting(data), given, None if val is None else _lasting(val))
+
+
+def _lasting(data: str | Path | None) -> str:
+    if data is None or str(data) == SAMPLE:
+        return SAMPLE
+    scheme, _, rest = str(data).partition(":")
+    if scheme == "torchvision":
+        name, at, folder = rest.partition("@")
+        return f"{scheme}:{name}{at}{_absolute(folder) if at else ''}"
+    if scheme == "hf":  # a name on the Hub is what it is
+        return f"{scheme}:{_absolute(rest) if from_home(rest).exists() else rest}"
+    if scheme == "wds":  # and so is a URL
+        return f"{scheme}:{'::'.join(one if ':' in one else _absolute(one) for one in rest.split('::'))}"
+    return _absolute(data)
+
+
+def _absolute(path: str | Path) -> str:
+    """Links are left as they are: what a list names is relative to where the list was named."""
+    return os.path.abspath(from_home(path))
+
+
+def _schemes() -> dict[str, Callable[[str], Source]]:
+    """Sources by prefix; their libraries are loaded when one is asked for."""
+    return {"torchvision": open_torchvision, "hf": open_hugging_face, "wds": open_shards}

@@ -1,0 +1,201 @@
+"""Data sets of the `datasets` library: by name on the Hub, saved to a folder, or as Parquet files.
+
+No code that comes with a data set is ever run: `datasets` runs none from version 4 on, and older ones only with a
+consent that cmsf does not give.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from PIL import Image
+
+from cmsf.data.decoding import open_image
+from cmsf.data.images import Images
+from cmsf.data.source import SPLITS, Part, Source, distinct, ordered
+from cmsf.utils.errors import BadInput
+from cmsf.utils.files import from_home
+from cmsf.utils.progress import bars_wanted
+
+_IMAGE_COLUMNS = ("image", "img")
+_LABEL_COLUMNS = ("label", "labels", "class", "fine_label")
+
+
+def open_hugging_face(rest: str) -> Source:
+    """NAME or NAME@CONFIG on the Hub, a folder or a Parquet file."""
+    library = _datasets()
+    name, config = _place(rest)
+    try:
+        loaded = _load(library, name, config)
+    # Hub, network, builders and file formats fail in their own ways, and each says what is the matter.
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise BadInput(f"cannot open hf:{rest}: {reason}") from None
+    by_split = dict(loaded) if isinstance(loaded, Mapping) else {"train": loaded}
+    chosen, notes = _parts(rest, {split: content for split, content in by_split.items() if len(content)})
+    parts: dict[str, Part] = {}
+    classes: list[str] = []
+    for part, content in chosen.items():
+        image = _image_column(library, content)
+        if image is None:
+            raise BadInput(f"hf:{rest} has the columns {', '.join(content.column_names)}, and none of images")
+        label = _label_column(library, content)
+        names, known = ([None] * len(content), ()) if label is None else _names(content, label)
+        classes += known
+        rows = content.select_columns([image]).cast_column(image, library.Image(decode=False))
+        parts[part] = Part(TableImages(rows, image, _paths(rows, image, part, Path(name))), names)
+        if label is None and part == "train":
+            notes += (f"hf:{rest} has no column of classes ({', '.join(content.column_names)}), so it is unlabelled",)
+    met = {label for part in parts.values() for label in part.names} - {None}
+    listed = tuple(label for label in dict.fromkeys((*classes, *ordered(met))) if label in met)
+    return Source(Path(name).name, parts, listed, notes)
+
+
+def is_saved_dataset(path: Path) -> bool:
+    """Whether `save_to_disk` made this folder."""
+    return (path / "dataset_dict.json").is_file() or (
+        (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
+    )
+
+
+def holds_images(path: Path) -> bool:
+    """Whether a Parquet file has images in it, rather than paths to images."""
+    if not path.is_file():
+        return False
+    try:
+        schema = pq.read_schema(path)
+    except (OSError, pa.ArrowException):
+        return False
+    return "path" not in schema.names and _column_of_files(schema) is not None
+
+
+class TableImages(Images):
+    """Images that are files within a table, which lies mapped on the disk and so is pickled by its place."""
+
+    def __init__(self, rows: Any, column: str, paths: Sequence[str]) -> None:
+        self.rows, self.column, self.paths = rows, column, paths
+
+    def open(self, i: int) -> Image.Image:
+        cell = self.rows[i][self.column]
+        if cell is None:
+            raise ValueError("the row holds no image")
+        return open_image(Path(cell["path"]) if cell["bytes"] is None else io.BytesIO(cell["bytes"]))
+
+    def mark(self, i: int) -> bytes | None:
+        return f"{self.rows._fingerprint} {i}".encode()
+
+
+def _datasets() -> ModuleType:
+    try:
+        library = import_module("datasets")
+    except ImportError:
+        raise BadInput("hf: needs the extra: pip install 'cmsf[hf]'") from None
+    library.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it would tell the Hub of every opening, of local files too
+    if not bars_wanted():
+        library.disable_progress_bars()
+    return library
+
+
+def _place(rest: str) -> tuple[str, str | None]:
+    """The name or the path, and the configuration; an @ may be part of a path that exists."""
+    whole = from_home(rest)
+    name, at, config = rest.rpartition("@")
+    if whole.exists() or not at:
+        return (str(whole) if whole.exists() else rest), None
+    path = from_home(name)
+    return (str(path) if path.exists() else name), config
+
+
+def _load(library: ModuleType, name: str, config: str | None) -> Any:
+    path = Path(name)
+    if (name.startswith(("/", ".", "~")) or name.endswith("/")) and not path.exists():
+        raise FileNotFoundError(f"there is no {path}")
+    if is_saved_dataset(path):
+        return library.load_from_disk(name)
+    if path.is_file():
+        return library.load_dataset("parquet", data_files=name)
+    return library.load_dataset(name, config)
+
+
+def _parts(rest: str, splits: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The splits that are parts, and a note on others; a single split is there to be trained on, whatever its name."""
+    if not splits:
+        raise BadInput(f"hf:{rest} holds no images")
+    if len(splits) == 1:
+        (split,) = splits
+        note = () if split == "train" else (f"hf:{rest} has one split, {split}, which is trained on",)
+        return {"train": splits[split]}, note
+    parts: dict[str, Any] = {}
+    for split, part in SPLITS.items():
+        if split in splits:
+            parts.setdefault(part, splits[split])
+    if "train" not in parts:
+        raise BadInput(f"hf:{rest} has the splits {', '.join(splits)}, and none called train")
+    others = [f"{split} ({len(content)} rows)" for split, content in splits.items() if content not in parts.values()]
+    return parts, ((f"splits left alone: {', '.join(others)}",) if others else ())
+
+
+def _image_column(library: ModuleType, content: Any) -> str | None:
+    images = [column for column, feature in content.features.items() if isinstance(feature, library.Image)]
+    preferred = [column for column in images if column in _IMAGE_COLUMNS]
+    return next(iter((*preferred, *images)), None) or _column_of_files(content.features.arrow_schema)
+
+
+def _column_of_files(schema: pa.Schema) -> str | None:
+    """The column of images by its type: bytes with a path, as `datasets` writes them, or plain bytes by their name."""
+    files = [
+        field.name
+        for field in schema
+        if pa.types.is_struct(field.type) and {inner.name for inner in field.type} == {"bytes", "path"}
+    ]
+    named = [
+        field.name
+        for field in schema
+        if field.name in _IMAGE_COLUMNS
+        and (field.name in files or pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type))
+    ]
+    return next(iter((*named, *files)), None)
+
+
+def _label_column(library: ModuleType, content: Any) -> str | None:
+    features = content.features
+    classes = [column for column, feature in features.items() if isinstance(feature, library.ClassLabel)]
+    plain = [
+        column
+        for column in _LABEL_COLUMNS
+        if isinstance(features.get(column), library.Value)
+        and features[column].dtype.removeprefix("u").removeprefix("large_").startswith(("int", "string"))
+    ]
+    preferred = [column for column in _LABEL_COLUMNS if column in classes]
+    return next(iter((*preferred, *classes, *plain)), None)
+
+
+def _names(content: Any, column: str) -> tuple[list[str | None], tuple[str, ...]]:
+    """Each row's class, and all classes in the order of their numbers where they have one."""
+    values = content.select_columns([column])[:][column]
+    known = distinct(getattr(content.features[column], "names", None) or ())
+    names = [None if value in (None, -1, "", "-1") else known[value] if known else str(value) for value in values]
+    return names, known
+
+
+def _paths(rows: Any, column: str, part: str, root: Path) -> list[str]:
+    """Each file's own name, if all have one that lasts; else the number of its row."""
+    cells = rows.with_format("arrow")[:].column(column)
+    own = pc.struct_field(cells, "path").to_pylist()
+    numbered = [f"{part}/{i}" for i in range(len(own))]
+    if None in own or len(set(own)) < len(own):
+        return numbered
+    if not any(map(os.path.isabs, own)):
+        return [f"{part}/{path}" for path in own]
+    below = [os.path.relpath(path, root.resolve()) for path in own]
+    outside = any(path.startswith("..") for path in below)  # a cache's folders, which are called by a hash
+    return numbered if outside else [Path(path).as_posix() for path in below]

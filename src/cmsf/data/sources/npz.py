@@ -1,0 +1,137 @@
+"""Images as arrays in an .npz: x and y, or x_train, y_train, x_test and y_test."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.lib.npyio import NpzFile
+from numpy.typing import NDArray
+
+from cmsf.data.images import Arrays
+from cmsf.data.source import Part, Source, distinct
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.errors import BadInput
+from cmsf.utils.files import check_plain
+from cmsf.utils.memory import available_memory
+from cmsf.utils.progress import shown as bar
+from cmsf.utils.text import printable, shown
+
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    EOFError,
+    KeyError,
+    TypeError,
+    NotImplementedError,
+    MemoryError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What a file with the wrong bytes in it makes numpy and zipfile raise."""
+_NAMES = frozenset({"classes", *(f"{letter}{part}" for letter in "xy" for part in ("", "_train", "_val", "_test"))})
+
+
+def open_arrays(path: Path, name: str | None = None) -> Source:
+    """uint8 images (n, h, w) or (n, h, w, c) with c of 1 or 3, whole labels (-1: none), and optionally `classes`."""
+    arrays = _read(path)
+    train = "train" if "x_train" in arrays else ""
+    found = {"train": train} | {part: part for part in ("val", "test") if _key("x", part) in arrays}
+    for part in found.values():
+        _check(path, arrays, part)
+    labels = {split: _labels(arrays, part) for split, part in found.items()}
+    values = np.unique(np.concatenate(list(labels.values())))
+    values = values[values != UNKNOWN]
+    classes = _class_names(path, arrays, values)
+    called = dict(zip(values.tolist(), classes, strict=True)) | {UNKNOWN: None}
+    parts = {
+        split: Part(as_images(arrays[_key("x", part)], _key("x", part)), [called[n] for n in labels[split].tolist()])
+        for split, part in found.items()
+    }
+    return Source(name or path.stem, parts, classes)
+
+
+def as_images(images: NDArray[np.uint8], called: str) -> Arrays:
+    """Arrays with the channels last, or without any, as images with the channels first."""
+    channels_first = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
+    paths = [f"{called}/{i}" for i in range(len(images))]
+    return Arrays(torch.from_numpy(np.ascontiguousarray(channels_first)), paths)
+
+
+def _read(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays that a source is made of, once it is known that they fit into memory."""
+    check_plain(path)
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, NpzFile):
+            raise ValueError("it is one array")
+        with archive:
+            wanted = [name for name in archive.files if name in _NAMES]
+            if "x" not in wanted and "x_train" not in wanted:
+                held = shown(", ".join(archive.files)) or "nothing"
+                raise BadInput(f"{path} holds {held}; it needs x, or x_train and x_test")
+            needed, there = sum(_size(archive, name) for name in wanted), available_memory()
+            if needed > there:
+                raise ValueError(f"its arrays take {needed:,} bytes, and there are {there:,} of memory")
+            return {name: archive[name] for name in bar(wanted, f"reading {path.name}", len(wanted))}
+    except BadInput:
+        raise
+    except _UNREADABLE as error:
+        reason = printable((str(error).splitlines() or [type(error).__name__])[0][:120])
+        raise BadInput(f"cannot read {path}: {reason}; cmsf takes .npz files of plain arrays") from None
+
+
+def _size(archive: NpzFile, name: str) -> int:
+    """Bytes in memory by what is said of an array, which must be what the archive has of it."""
+    assert archive.zip is not None
+    held = next(item for item in archive.zip.infolist() if item.filename in (name, f"{name}.npy"))
+    with archive.zip.open(held) as stream:
+        version = np.lib.format.read_magic(stream)
+        head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, kind = head(stream)
+    size = math.prod(shape) * kind.itemsize
+    if min(shape, default=0) < 0 or size > held.file_size:
+        raise ValueError(f"{name} is said to be of {size:,} bytes and has {held.file_size:,}")
+    return size
+
+
+def _key(letter: str, part: str) -> str:
+    return f"{letter}_{part}" if part else letter
+
+
+def _check(path: Path, arrays: dict[str, NDArray[Any]], part: str) -> None:
+    key = _key("x", part)
+    images, labels = arrays[key], arrays.get(_key("y", part))
+    shape = images.shape
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and shape[3] not in (1, 3)):
+        raise BadInput(f"{key} of {path} is {images.dtype} {shape}; images are uint8 (n, h, w) or (n, h, w, 3)")
+    if images.size == 0:
+        raise BadInput(f"{key} of {path} holds no pixels: its shape is {shape}")
+    if labels is None:
+        return
+    if labels.shape != shape[:1] or labels.dtype.kind not in "iu":
+        raise BadInput(f"{path} has {shape[0]} images but labels {labels.dtype} {labels.shape}; one whole number each")
+    if labels.min() < UNKNOWN or labels.max() > 2**31:
+        raise BadInput(f"labels of {path} reach from {labels.min()} to {labels.max()}; use 0, 1, 2 … and -1 for none")
+
+
+def _labels(arrays: dict[str, NDArray[Any]], part: str) -> NDArray[np.int64]:
+    images, labels = arrays[_key("x", part)], arrays.get(_key("y", part))
+    return np.full(len(images), UNKNOWN) if labels is None else labels.astype(np.int64)
+
+
+def _class_names(path: Path, arrays: dict[str, NDArray[Any]], values: NDArray[np.int64]) -> tuple[str, ...]:
+    named = arrays.get("classes")
+    if named is None:
+        return tuple(str(value) for value in values)
+    if named.ndim != 1 or (len(values) and values[-1] >= len(named)):
+        count = "no list" if named.ndim != 1 else f"{len(named)} names"
+        highest = values[-1] if len(values) else "none"
+        raise BadInput(f"`classes` of {path} is {count}, and the highest label is {highest}; name them all")
+    called = distinct([str(name) for name in named])
+    return tuple(called[value] for value in values)

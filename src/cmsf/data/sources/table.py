@@ -1,0 +1,284 @@
+"""Tables of images: CSV or Parquet with `path` and `label`, as a source of images or as labels for one."""
+
+from __future__ import annotations
+
+import csv
+import os
+import posixpath
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from unicodedata import normalize
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cmsf.data.images import Files
+from cmsf.data.source import SPLITS, Part, Source, ordered
+from cmsf.utils.errors import BadInput
+from cmsf.utils.files import atomically, check_plain
+from cmsf.utils.memory import available_memory
+from cmsf.utils.text import shown
+
+_DIGITS = 19
+"""A number with so many is above any count."""
+_TABLE_BY_BYTE, _CELL = 16, 160
+"""Bytes of memory for each byte of a CSV, and for each cell of a table, at most."""
+_LONGEST_TEXT = 1 << 16
+LIST_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a list: which image, which label."""
+
+    file: Path
+    column: str
+    """`path`, or `index` where the images have no paths that their owner knows."""
+    keys: list[str]
+    labels: list[str | None]
+    splits: list[str]
+    has_labels: bool
+
+
+def read_table(file: Path) -> Table:
+    columns = read_columns(file)
+    column = "path" if "path" in columns else "index"
+    if column not in columns:
+        raise BadInput(f"{file} has the columns {_some(columns)}; it needs path (or index) and label")
+    keys = [_text(value) for value in columns[column]]
+    labels = [_label(value) for value in columns.get("label", [None] * len(keys))]
+    splits = [_text(value).lower() for value in columns.get("split", [""] * len(keys))]
+    unknown = sorted(set(splits) - {"", *SPLITS})
+    if unknown:
+        raise BadInput(f"{file} has images in a split called {shown(unknown[0])!r}; use train, val and test")
+    places: dict[str, int] = {}
+    for number, key in enumerate(keys):
+        if not key:
+            raise BadInput(f"row {number + 1} of {file} has no {column}")
+        first = places.setdefault(_same_script(key), number)
+        if first != number:
+            raise BadInput(f"{file} lists {shown(key)} twice, in rows {first + 1} and {number + 1}; keep one of them")
+    return Table(file, column, keys, labels, [SPLITS[split or "train"] for split in splits], "label" in columns)
+
+
+def open_list(file: Path) -> Source:
+    """Images by their paths relative to the list; a blank label is none, and a column `split` may name the splits."""
+    table = read_table(file)
+    if not table.keys:
+        raise BadInput(f"{file} lists no images")
+    if table.column != "path":
+        raise BadInput(f"{file} has no column path, and without paths it is no list of images")
+    parts = {}
+    for split in sorted(set(table.splits)):
+        rows = [number for number, name in enumerate(table.splits) if name == split]
+        images = Files(file.parent, [table.keys[row] for row in rows])
+        parts[split] = Part(images, [table.labels[row] for row in rows])
+    if "train" not in parts:
+        raise BadInput(f"{file} has no images in the split train")
+    notes = () if table.has_labels else (f"{file.name} has no column called label, so the images are unlabelled",)
+    return Source(file.stem, parts, ordered(table.labels), notes)
+
+
+def match_labels(file: Path, parts: Mapping[str, Sequence[str]], root: Path | None) -> dict[str, list[str | None]]:
+    """The listed label of every image of a source, None for a blank or where it is not listed."""
+    found = match_rows(file, parts, root)
+    return {part: [given.get(place) for place in range(len(parts[part]))] for part, given in found.items()}
+
+
+def match_rows(file: Path, parts: Mapping[str, Sequence[str]], root: Path | None) -> dict[str, dict[int, str | None]]:
+    """By part and place, the label of each image that is listed, None for a blank.
+
+    parts: the paths of the source's images by part; `root`, where there is one, is the folder they are relative to. A
+    list names them by the same paths, or by paths relative to the list, or by index among the training images.
+    """
+    table = read_table(file)
+    if not table.has_labels:
+        raise BadInput(f"{file} has no column label; a list of labels has path (or index) and label")
+    if not table.keys:
+        raise BadInput(f"{file} lists no images")
+    if table.column == "index":
+        return {"train": _by_index(table, len(parts["train"]))}
+    keys, known = table.keys, parts
+    wrong = _strangers(keys, known)
+    if wrong and root is not None:
+        keys = [_below(root, file.parent.resolve() / key) for key in table.keys]
+        known = {part: [_below(root, root.resolve() / path) for path in paths] for part, paths in parts.items()}
+        wrong = min(wrong, _strangers(keys, known), key=len)
+    if wrong:
+        raise BadInput(
+            f"{len(wrong)} of {len(keys)} rows of {file} are for images that are not there (the first is "
+            f"{shown(wrong[0])}); paths look like {shown(parts['train'][0])}"
+        )
+    label = dict(zip(map(_same_script, keys), table.labels, strict=True))
+    named = {part: [_same_script(path) for path in paths] for part, paths in known.items()}
+    return {part: {i: label[key] for i, key in enumerate(paths) if key in label} for part, paths in named.items()}
+
+
+def _by_index(table: Table, count: int) -> dict[int, str | None]:
+    wrong = [key for key in table.keys if not (key.isdecimal() and len(key) < _DIGITS) or int(key) >= count]
+    if wrong:
+        raise BadInput(
+            f"{len(wrong)} of {len(table.keys)} rows of {table.file} are for images that are not there (the first is "
+            f"{shown(wrong[0])}); index is a whole number below {count}"
+        )
+    return {int(key): name for key, name in zip(table.keys, table.labels, strict=True)}
+
+
+def _strangers(keys: Sequence[str], parts: Mapping[str, Sequence[str]]) -> list[str]:
+    known = {_same_script(path) for paths in parts.values() for path in paths}
+    return [key for key in keys if _same_script(key) not in known]
+
+
+def _below(root: Path, path: Path) -> str:
+    """A path relative to the root; links on the way there are left as they are."""
+    return Path(os.path.relpath(path, root.resolve())).as_posix()
+
+
+def _some(columns: Iterable[str]) -> str:
+    return shown(", ".join(columns)) or "none"
+
+
+def read_mapping(file: Path) -> dict[str, str]:
+    """A CSV or Parquet of two columns, class and group."""
+    columns = read_columns(file)
+    if len(columns) != 2:
+        raise BadInput(f"{file} has the columns {_some(columns)}; a mapping has two, class and group")
+    classes, groups = ([_label(value) for value in column] for column in columns.values())
+    mapping: dict[str, str] = {}
+    for number, (name, group) in enumerate(zip(classes, groups, strict=True), start=1):
+        if name is None or group is None:
+            raise BadInput(f"row {number} of {file} is not whole; a mapping has a class and a group in each")
+        if mapping.setdefault(name, group) != group:
+            raise BadInput(
+                f"{file} puts {shown(name)!r} into both {shown(mapping[name])!r} and {shown(group)!r}; keep one of them"
+            )
+    return mapping
+
+
+def write_rows(file: Path, header: Sequence[str], rows: Iterable[Sequence[str | None]]) -> None:
+    """A CSV; None is blank."""
+    with atomically(file) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
+        plain = csv.writer(stream, lineterminator="\n")
+        quoted = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        for row in (header, *rows):
+            # A lone carriage return ends a line for whoever reads, and is not quoted of itself.
+            (quoted if any("\r" in field for field in row if field) else plain).writerow(row)
+
+
+def write_columns(file: Path, columns: Mapping[str, Sequence[Any]], numbers: Collection[str] = ()) -> None:
+    """A Parquet file; columns are text but for those of numbers."""
+    kinds = {name: pa.float64() if name in numbers else pa.string() for name in columns}
+    with atomically(file) as temporary:
+        pq.write_table(pa.table(dict(columns), schema=pa.schema(list(kinds.items()))), temporary)
+
+
+def is_parquet(file: Path) -> bool:
+    return file.suffix.lower() in (".parquet", ".pq")
+
+
+def read_columns(file: Path) -> dict[str, list[Any]]:
+    """A CSV or Parquet file by column."""
+    try:
+        return _parquet(file) if is_parquet(file) else _csv(file)
+    except BadInput:
+        raise
+    except (OSError, ValueError) as error:  # a NUL in a name is a ValueError
+        raise BadInput(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _csv(file: Path) -> dict[str, list[Any]]:
+    try:
+        text = _whole(file).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"cannot read {file}: {error.reason} at byte {error.start}; a list is text in UTF-8") from None
+    header = text.split("\n", 1)[0]
+    delimiter = max(",;\t", key=header.count)  # spreadsheets of half the world write semicolons
+    try:
+        rows = [row for row in csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True) if row]
+    except csv.Error as error:
+        raise BadInput(f"cannot read {file}: {error}") from None
+    if not rows:
+        raise BadInput(f"{file} is empty; it needs a first line path,label")
+    names = [name.strip().lower() for name in rows[0]]
+    _check_names(file, names)
+    for number, row in enumerate(rows[1:], start=1):
+        if len(row) != len(names):
+            raise BadInput(f"row {number} of {file} has {len(row)} fields and the first line {len(names)}")
+    return {name: [row[place] for row in rows[1:]] for place, name in enumerate(names)}
+
+
+def _whole(file: Path) -> bytes:
+    """All bytes, of a pipe too, if there is room for the table that they will be."""
+    most = available_memory() // _TABLE_BY_BYTE
+    with file.open("rb") as stream:
+        content = stream.read(most + 1)
+    if len(content) > most:
+        raise BadInput(f"cannot read {file}: it has more than {most:,} bytes, which memory has no room for; cut it up")
+    return content
+
+
+def _parquet(file: Path) -> dict[str, list[Any]]:
+    check_plain(file)
+    try:
+        with pq.ParquetFile(file) as opened:
+            schema = opened.schema_arrow
+            _check_names(file, schema.names)
+            rows, most = opened.metadata.num_rows, available_memory() // _CELL // max(1, len(schema))
+            if rows > most:
+                raise BadInput(f"cannot read {file}: it has {rows:,} rows, and memory has room for {most:,}; cut it up")
+        texts = [field.name for field in schema if _is_text(field.type)]
+        # Text is left as Parquet packs it, each value once, until it is known that none is endless.
+        table = pq.read_table(file, read_dictionary=texts)
+        for name in texts:
+            _check_text(file, name, table.column(name))
+        return dict(table.to_pydict())
+    except BadInput:
+        raise
+    # Numbers that are no dates, bytes that are no letters, and whatever a damaged file makes of itself.
+    except (pa.ArrowException, ValueError, ArithmeticError, MemoryError, KeyError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        raise BadInput(f"cannot read {file}: {reason}") from None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(test(kind) for test in tests)
+
+
+def _check_text(file: Path, name: str, column: pa.ChunkedArray) -> None:
+    for chunk in column.chunks:
+        values = chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk
+        longest = pc.max(pc.binary_length(values)).as_py() or 0
+        if longest > _LONGEST_TEXT:
+            raise BadInput(
+                f"cannot read {file}: {shown(name)} has a text of {longest:,} bytes; {_LONGEST_TEXT:,} are the most"
+            )
+
+
+def _check_names(file: Path, names: Sequence[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise BadInput(f"{file} has the column {shown(twice[0])!r} twice; keep one of them")
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value).strip()
+
+
+def _label(value: Any) -> str | None:
+    """-1 is unlabelled everywhere; a spreadsheet's 3.0 is class 3."""
+    if isinstance(value, float):
+        value = None if value != value else int(value) if value.is_integer() else value
+    text = _text(value)
+    return None if text in ("", "-1") else text
+
+
+def _same_script(path: str) -> str:
+    """One spelling for a path: composed letters, slashes, no detours."""
+    return posixpath.normpath(normalize("NFC", path.replace("\\", "/")))

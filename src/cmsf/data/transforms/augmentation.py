@@ -1,0 +1,105 @@
+"""Views: batched augmentations on the training device, with parameters of their own for every image.
+
+All randomness is a hash of (seed, epoch, image, view), drawn on the CPU, where a few numbers an image cost nothing
+and nobody waits for the device; the pixels are computed where they are. Cropping with resizing is a product with one
+matrix a direction (separable), which equals torchvision's antialiased operation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cmsf.data.transforms import colours
+from cmsf.data.transforms.batch import Batch, CutBatch, WholeBatch, cut_views
+from cmsf.data.transforms.crops import CentreCrop, Draws, Pictures, RandomCrop, between
+
+_CACHED_PIXELS = 512 * 1024
+_SOLARISED_FROM = 128 / 255
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What a random view may do to an image; the defaults are the weak view of the paper."""
+
+    crop: RandomCrop
+    jitter: float = 0.0
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.4
+    hue: float = 0.1
+    greyscale: float = 0.0
+    blur: float = 0.0
+    blur_sigma: tuple[float, float] = (0.1, 2.0)
+    solarise: float = 0.0
+
+    def __call__(self, batch: Batch, view: int) -> Float[Tensor, "b 3 s s"]:
+        if not batch.on_cpu:
+            return self._view(batch, view)
+        # A few images at a time stay in the processor's cache from one operation to the next.
+        few = max(1, _CACHED_PIXELS // self.crop.size**2)
+        return torch.cat([self._view(part, view) for part in batch.split(few)])
+
+    def _view(self, batch: Batch, view: int) -> Float[Tensor, "b 3 s s"]:
+        draw = Draws(batch.seed, batch.epoch, batch.index, view, self.crop.turns)
+        return colours.normalise(self._distorted(batch.crop(self.crop, view), draw))
+
+    def _distorted(self, images: Tensor, draw: Draws) -> Tensor:
+        images = self._jittered(images, draw)
+        grey = (draw(1)[:, 0] < self.greyscale).to(images.device)
+        images = torch.where(grey[:, None, None, None], colours.luminance(images), images)
+        images = self._blurred(images, draw)
+        return self._solarised(images, draw)
+
+    def _jittered(self, images: Tensor, draw: Draws) -> Tensor:
+        """Brightness, contrast, saturation and hue in an order of each image's own."""
+        applied = draw(1)[:, 0] < self.jitter
+        order = draw(4).argsort(1)
+        amount = between(draw(4), -1.0, 1.0)
+        if not self.jitter:
+            return images
+        coloured = images.shape[1] == 3
+        operations = [
+            (0, colours.brightened, 1 + amount[:, 0] * self.brightness),
+            (1, colours.contrasted, 1 + amount[:, 1] * self.contrast),
+            # A grey image has no saturation and no hue to change.
+            *([(2, colours.saturated, 1 + amount[:, 2] * self.saturation)] if coloured else []),
+            *([(3, colours.hue_shifted, amount[:, 3] * self.hue)] if coloured else []),
+        ]
+        images = images.clone()
+        for turn in range(4):
+            for number, operation, factor in operations:
+                chosen = (applied & (order[:, turn] == number)).nonzero()[:, 0]
+                if len(chosen):
+                    amount_here, chosen = factor[chosen].to(images.device), chosen.to(images.device)
+                    images[chosen] = operation(images[chosen], amount_here)
+        return images
+
+    def _blurred(self, images: Tensor, draw: Draws) -> Tensor:
+        chosen = (draw(1)[:, 0] < self.blur).nonzero()[:, 0]
+        sigma = between(draw(1)[:, 0], *self.blur_sigma)
+        if len(chosen):
+            sigma, chosen = sigma[chosen].to(images.device), chosen.to(images.device)
+            images = images.clone()
+            images[chosen] = colours.blurred(images[chosen], sigma, colours.blur_kernel_size(self.crop.size))
+        return images
+
+    def _solarised(self, images: Tensor, draw: Draws) -> Tensor:
+        if not self.solarise:
+            return images
+        chosen = (draw(1)[:, 0] < self.solarise).to(images.device)
+        threshold = torch.full((len(images),), _SOLARISED_FROM, device=images.device)
+        return torch.where(chosen[:, None, None, None], colours.solarised(images, threshold), images)
+
+
+def clean_view(pictures: Pictures, size: int) -> Float[Tensor, "b 3 s s"]:
+    """The view for evaluation: resized, the centre cropped, normalised."""
+    index, crop = torch.arange(len(pictures)), CentreCrop(size)
+    if isinstance(pictures, Tensor):
+        batch: Batch = WholeBatch(index, 0, 0, pictures)
+    else:
+        batch = CutBatch(index, 0, 0, cut_views(pictures, index, {0: crop}, 0, 0), torch.device("cpu"))
+    return colours.normalise(batch.crop(crop, 0))

@@ -1,0 +1,118 @@
+"""The same search on a Ray cluster: Optuna draws, Ray places the trials and prunes them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cmsf.evaluation.transfer.search import Found
+from cmsf.evaluation.transfer.study import FIRST_RUNG, REDUCTION, quietly
+from cmsf.evaluation.transfer.trial import MOST_ITERATIONS, Draws, Problem, Settings, draw, run
+from cmsf.utils.errors import BadInput
+
+_VALUE, _ITERATION, _COMPLETE = "value", "iteration", "complete"
+
+
+def search_with_ray(problem: Problem, name: str, trials: int, folder: Path, processes: int, seed: int) -> Found:
+    """Maximise the validation measure as `search` does, on the cluster of RAY_ADDRESS or a local one of `processes`.
+
+    Goes on with what `folder` has under this name, by Tune's own restore: trials that were running begin anew. A
+    finished search is returned at once, and not to be had with more trials than it was begun with.
+    """
+    if trials < 1:
+        raise BadInput(f"a search needs at least 1 trial, not {trials}")
+    # Ray reads these when it is imported.
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints tables even when told to be silent
+    try:
+        from ray import tune
+    except ImportError:
+        raise BadInput("searching with Ray needs Ray Tune; pip install cmsf[ray]") from None
+    begun = time.monotonic()
+    with quietly(), _cluster(processes):
+        # Into the object store once; every worker maps it from there.
+        trainable = tune.with_resources(tune.with_parameters(_trainable, problem=problem), {"cpu": 1})
+        results = _tuner(trainable, name, trials, folder.resolve(), seed).fit()
+        rows = [(result.config, result.metrics or {}, result.error) for result in results]
+    if len(rows) < trials:
+        raise BadInput(f"the search {name} was begun with {len(rows)} trials, not {trials}; choose another name")
+    failed = sum(error is not None for _, _, error in rows)
+    complete = [(metrics[_VALUE], config) for config, metrics, _ in rows if metrics.get(_COMPLETE)]
+    if not complete:
+        raise BadInput(f"none of {len(rows)} trials was completed, {failed} failed; see {folder / name}")
+    # Ray lists trials in no order to rely on: of equally good ones, the shortest.
+    value, best = max(complete, key=lambda row: (row[0], -row[1]["iterations"], row[1]["lr"]))
+    return Found(
+        Settings(**best),
+        value,
+        {"complete": len(complete), "pruned": len(rows) - len(complete) - failed, "failed": failed},
+        time.monotonic() - begun,
+    )
+
+
+def _tuner(trainable: Any, name: str, trials: int, folder: Path, seed: int) -> Any:
+    from ray import tune
+    from ray.tune.schedulers import ASHAScheduler
+    from ray.tune.search.optuna import OptunaSearch
+
+    path = str(folder / name)
+    if tune.Tuner.can_restore(path):
+        return tune.Tuner.restore(path, trainable, resume_unfinished=True, restart_errored=True)
+    scheduler = ASHAScheduler(
+        time_attr=_ITERATION, max_t=MOST_ITERATIONS, grace_period=FIRST_RUNG, reduction_factor=REDUCTION
+    )
+    return tune.Tuner(
+        trainable,
+        tune_config=tune.TuneConfig(
+            metric=_VALUE,
+            mode="max",
+            search_alg=OptunaSearch(_space, metric=_VALUE, mode="max", seed=seed),
+            scheduler=scheduler,
+            num_samples=trials,
+            reuse_actors=True,  # a new process would import torch for every trial
+        ),
+        run_config=tune.RunConfig(name=name, storage_path=str(folder), verbose=0),
+    )
+
+
+def _space(trial: Draws) -> None:
+    """Ray notes down what is drawn."""
+    draw(trial)
+
+
+def _trainable(config: dict[str, Any], problem: Problem) -> None:
+    from ray import tune
+
+    torch.set_num_threads(1)
+    settings = Settings(**config)
+
+    def report(iteration: int, value: float) -> None:
+        tune.report({_VALUE: value, _ITERATION: iteration, _COMPLETE: False})
+
+    value = run(problem, settings, report)
+    tune.report({_VALUE: value, _ITERATION: settings.iterations, _COMPLETE: True})
+
+
+@contextmanager
+def _cluster(processes: int) -> Iterator[None]:
+    """The one that is there, or a local one for as long as it is needed."""
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(**quiet)
+    else:
+        ray.init("local", num_cpus=processes, include_dashboard=False, **quiet)
+    try:
+        yield
+    finally:
+        ray.shutdown()

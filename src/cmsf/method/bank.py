@@ -1,0 +1,189 @@
+"""Where target embeddings are kept: the ring that is searched, and the cache of one row an image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from cmsf.method.rows import Rows
+from cmsf.method.search import Constrain, Neighbours, find, rank
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.distributed import World
+
+
+class MemoryBank(nn.Module):
+    """A ring of the last `size` rows (M in the paper), at most one of them for any image.
+
+    A row not yet written, or retired because its image has entered again, has index UNKNOWN and so is no
+    candidate: no random vectors stand in for it, and an image cannot fill a neighbourhood with its own copies.
+    """
+
+    embedding: Tensor
+    index: Tensor
+    label: Tensor
+    companion: Tensor | None
+
+    def __init__(
+        self,
+        size: int,
+        dim: int,
+        companion_dim: int | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        vectors: int | None = None,
+    ) -> None:
+        """vectors: how many of the rows have their embeddings and companions here; None: all."""
+        super().__init__()
+        held = size if vectors is None else vectors
+        nan = torch.nan
+        self.register_buffer("embedding", torch.full((held, dim), nan, device=device, dtype=dtype))
+        self.register_buffer("index", torch.full((size,), UNKNOWN, device=device))
+        self.register_buffer("label", torch.full((size,), UNKNOWN, device=device))
+        companion = (
+            None if companion_dim is None else torch.full((held, companion_dim), nan, device=device, dtype=dtype)
+        )
+        self.register_buffer("companion", companion)
+        # Plain numbers, not tensors: reading them must not wait for the device.
+        self.next = 0
+        self.written = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.index)
+
+    @torch.no_grad()
+    def enqueue(self, rows: Rows) -> None:
+        """Write the rows over the oldest ones; older rows of the same images retire."""
+        count = len(rows)
+        if count > self.size:
+            raise ValueError(
+                f"a batch of {count} rows does not fit a bank of {self.size}; use a bank of {count} or more"
+            )
+        if self.companion is not None and rows.companion is None:
+            raise ValueError(
+                "this bank keeps companions and the rows have none; give a row of NaN where one is unknown"
+            )
+        if self.companion is None and rows.companion is not None:
+            dim = rows.companion.shape[1]
+            raise ValueError(f"the rows have companions and this bank keeps none; make it with companion_dim={dim}")
+
+        self._retire(torch.isin(self.index, rows.index).nonzero()[:, 0])
+        slot = (torch.arange(count, device=self.index.device) + self.next) % self.size
+        self.index[slot] = rows.index
+        self.label[slot] = UNKNOWN if rows.label is None else rows.label
+        self._keep_vectors(slot, rows)
+        self._retire(slot[_again_later(rows.index)])
+        self.next = (self.next + count) % self.size
+        self.written = min(self.size, self.written + count)
+
+    def rows(self) -> Rows:
+        """The rows written so far, as they are until the next enqueue; retired ones have index UNKNOWN."""
+        everything = Rows(self.embedding, self.index, self.label, self.companion)
+        return everything if self.written == self.size else everything[: self.written]
+
+    @torch.no_grad()
+    def find(self, query: Rows, constrain: Constrain, k: int | None, include_query: bool = True) -> Neighbours:
+        """S_i of every query: the k nearest among the rows that the constraint relates to it; None: all of these."""
+        return find(query, self.rows(), constrain, k, include_query)
+
+    @torch.no_grad()
+    def rank(self, query: Rows, position: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+        """The place of a row in the whole bank by nearness to its query, counted from 1 = the query itself."""
+        return rank(query, self.rows(), position)
+
+    def _retire(self, slot: Int[Tensor, " n"]) -> None:
+        self.index[slot] = UNKNOWN
+        self.label[slot] = UNKNOWN
+        self._forget_companions(slot)
+
+    def _keep_vectors(self, slot: Int[Tensor, " n"], rows: Rows) -> None:
+        self.embedding[slot] = rows.embedding.to(self.embedding.dtype)
+        if self.companion is not None and rows.companion is not None:
+            self.companion[slot] = rows.companion.to(self.companion.dtype)
+
+    def _forget_companions(self, slot: Int[Tensor, " n"]) -> None:
+        if self.companion is not None:
+            self.companion[slot] = torch.nan
+
+    def whole_state(self) -> dict[str, Any]:
+        """The state of the whole bank, whoever holds it; where several do, complete for the first of them alone."""
+        return self.state_dict()
+
+    def own_share(self, whole: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What of the state of a whole bank belongs here."""
+        return whole
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"next": self.next, "written": self.written}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.next, self.written = state["next"], state["written"]
+
+
+def found_in(
+    bank: MemoryBank | Rows, query: Rows, constrain: Constrain, k: int | None, include_query: bool = True
+) -> Neighbours:
+    """S_i of every query in a bank, or in plain rows of one an image."""
+    if isinstance(bank, MemoryBank):
+        return bank.find(query, constrain, k, include_query)
+    if bank.repeats:
+        raise ValueError("an image has two rows among these; keep one row an image, as MemoryBank does")
+    return find(query, bank, constrain, k, include_query)
+
+
+def _again_later(index: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
+    """Whose image comes again in the same batch: within a batch too, only the newest row of an image lives."""
+    return (index[:, None] == index[None, :]).triu(1).any(1)
+
+
+class EmbeddingCache:
+    """The last target embedding of every image, in CPU memory because it is as long as the data.
+
+    NaN stands for an image not seen yet. Of several processes, each keeps its share of the images. `changed` marks what
+    was written since all of it was copied, so that a checkpoint need not hold all of it.
+    """
+
+    def __init__(self, images: int, dim: int, dtype: torch.dtype = torch.float32, world: World = World()) -> None:
+        self.images, self.world = images, world
+        share = len(range(world.rank, images, world.size))
+        self.embedding = torch.full((share, dim), torch.nan, dtype=dtype)
+        self.changed = torch.zeros(share, dtype=torch.bool)
+
+    def exchange(self, rows: Rows) -> Float[Tensor, "n d"]:
+        """Hand out what was remembered of these images, then remember what they are now; all ask for the same."""
+        index = rows.index.cpu()
+        kept_here = index % self.world.size == self.world.rank
+        place, here = index[kept_here] // self.world.size, kept_here.to(rows.index.device)
+        remembered = torch.zeros_like(rows.embedding)
+        remembered[here] = self.embedding[place].to(rows.embedding)
+        self.embedding[place] = rows.embedding[here].detach().to(self.embedding)
+        self.changed[place] = True
+        return self.world.sum(remembered)  # nothing but zeros from those who do not keep an image
+
+    def whole(self) -> Tensor | None:
+        """A copy of all images' embeddings, for the first process alone; from now on changes are counted anew."""
+        self.changed.fill_(False)
+        return self.world.collected(self.embedding.clone())
+
+    def changes(self) -> tuple[Tensor, Tensor]:
+        """Which images were written since all of it was copied, and what; for the first process, of all processes."""
+        place = self.changed.nonzero()[:, 0]
+        return self.world.at_first(place * self.world.size + self.world.rank), self.world.at_first(
+            self.embedding[place]
+        )
+
+    def put_whole(self, embedding: Float[Tensor, "n d"]) -> None:
+        """Take up what `whole` has copied."""
+        self.embedding.copy_(self.world.dealt(embedding))
+        self.changed.fill_(False)
+
+    def put_changes(self, index: Int[Tensor, " m"], embedding: Float[Tensor, "m d"]) -> None:
+        """Take up what `changes` has copied."""
+        here = index % self.world.size == self.world.rank
+        place = index[here] // self.world.size
+        self.embedding[place], self.changed[place] = embedding[here], True

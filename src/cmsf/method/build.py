@@ -1,0 +1,267 @@
+"""From a recipe's words to the objects that train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from jaxtyping import Int
+from timm.optim.lars import Lars
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import SGD, Optimizer
+
+from cmsf.data.transforms import Augmentation, RandAugment, RandomCrop
+from cmsf.method.bank import MemoryBank
+from cmsf.method.constraints import NearCompanion, SameLabel, Unconstrained
+from cmsf.method.distributed_bank import ReplicatedBank, ShardedBank
+from cmsf.method.learner import Learner
+from cmsf.method.losses import (
+    EXTRA,
+    FIRST,
+    ISD,
+    NNCLR,
+    PAWS,
+    SECOND,
+    SUPPORT,
+    THIRD,
+    CrossEntropy,
+    FixMatch,
+    InfoNCE,
+    MeanShift,
+    Objective,
+    Prototypes,
+    SimCLR,
+    SimSiam,
+    SupCon,
+    SymmetricBYOL,
+    Term,
+)
+from cmsf.method.pseudo_labels import Layers, PseudoClassifier, PseudoCourse, Vote
+from cmsf.method.supervision import GivenLabels, Knowledge, Nothing, PreviousEpoch, PseudoLabels, ThirdView
+from cmsf.models.backbones import feature_width, make_backbone
+from cmsf.models.encoders import Encoders
+from cmsf.models.heads import perceptron
+from cmsf.models.precision import Precision
+from cmsf.models.sync_batchnorm import synchronise
+from cmsf.models.weights import StartingWeights, starting_weights
+from cmsf.recipes.recipe import AUTO, Recipe, Resolved
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.distributed import World
+from cmsf.utils.errors import BadInput
+
+_VOTES = 20
+_LARS_TRUST = 0.001
+
+
+def make_learner(
+    recipe: Resolved,
+    label: Int[Tensor, " n"],
+    device: torch.device | str,
+    start: StartingWeights | None = None,
+    world: World = World(),
+    bank_sharded: bool = False,
+) -> Learner:
+    """The learner of a resolved recipe, for as many images as there are labels.
+
+    start: what the backbone's weights are; None: what the seed decides.
+    world: who else trains it; bank_sharded: whether each of them holds but a share of the bank.
+    """
+    device, precision, objective = torch.device(device), Precision(recipe.precision), objective_of(recipe)
+    precision.check(device)
+    encoders = make_encoders(recipe, objective, _count_classes(label), start).to(device)
+    if recipe.batch_norm == "sync":
+        synchronise(encoders, world, device)
+    knowledge = _knowledge(recipe, objective, label.to(device), encoders.dim, world)
+    return Learner(
+        encoders=encoders,
+        bank=_bank(objective, world, bank_sharded)(
+            recipe.bank_size, encoders.dim, knowledge.companion_dim, device=device, dtype=precision.dtype
+        ),
+        knowledge=knowledge,
+        objective=objective,
+        views=_views(recipe),
+        optimiser=_optimiser(recipe, encoders),
+        scaler=GradScaler(device.type, enabled=precision.scales_loss),
+        world=world,
+        shuffles=recipe.batch_norm == "shuffle",
+    )
+
+
+def _bank(objective: Objective, world: World, sharded: bool) -> Callable[..., MemoryBank]:
+    if sharded and objective.bank != "none" and not objective.chooses:
+        raise BadInput(
+            "--bank-sharded is for methods that choose neighbours; this one compares with every row of the bank; "
+            "leave it out"
+        )
+    if world.alone:
+        return MemoryBank
+    return partial(ShardedBank if sharded else ReplicatedBank, world)
+
+
+def objective_of(recipe: Recipe) -> Objective:
+    temperature = recipe.temperature
+    made: dict[str, Callable[[], Objective]] = {
+        "mean-shift": lambda: _mean_shift(recipe),
+        "cross-entropy": CrossEntropy,
+        "supcon": lambda: SupCon(temperature, recipe.include_query),
+        "prototypes": lambda: Prototypes(temperature),
+        "info-nce": lambda: InfoNCE(temperature),
+        "nnclr": lambda: NNCLR(temperature),
+        "byol": SymmetricBYOL,
+        "simsiam": SimSiam,
+        "simclr": lambda: SimCLR(temperature),
+        "isd": lambda: ISD(
+            temperature, temperature if recipe.target_temperature == AUTO else recipe.target_temperature
+        ),
+        "paws": lambda: PAWS(temperature, recipe.sharpening, extra_crops=recipe.extra_crops),
+        "fixmatch": lambda: FixMatch(recipe.pseudo_threshold, recipe.unlabelled_weight),
+    }
+    return made[recipe.objective]()
+
+
+def _mean_shift(recipe: Recipe) -> MeanShift:
+    k = None if recipe.k == "all" else recipe.k
+    constraint = {"none": Unconstrained(), "label": SameLabel(), "companion": NearCompanion(recipe.companion_k)}
+    plain_weight = 1.0 if recipe.constraint == "none" else recipe.unconstrained_weight
+    plain = Term("unconstrained", Unconstrained(), k, plain_weight, recipe.include_query)
+    constrained = Term("constrained", constraint[recipe.constraint], k, 1 - plain_weight, recipe.include_query)
+    return MeanShift(tuple(term for term in (plain, constrained) if term.weight > 0), recipe.extra_crops)
+
+
+def empty_backbone(recipe: Resolved) -> nn.Module:
+    """The recipe's network, to load weights into."""
+    backbone = make_backbone(recipe.backbone, recipe.stem, recipe.size)
+    return backbone.to(memory_format=torch.channels_last)
+
+
+def starting_backbone(recipe: Resolved, start: StartingWeights | None = None) -> nn.Module:
+    """The recipe's network as training finds it: with the weights it is given, or those that the seed decides."""
+    with torch.random.fork_rng(devices=[]):
+        return _seeded_backbone(recipe, start).to(Precision(recipe.precision).dtype)
+
+
+def make_encoders(
+    recipe: Resolved, objective: Objective, classes: int, start: StartingWeights | None = None
+) -> Encoders:
+    """The encoders of an objective, with weights that the seed decides, but for a backbone that is given its own."""
+    hidden, dim = recipe.projection_hidden, recipe.projection_dim
+    with torch.random.fork_rng(devices=[]):
+        backbone = _seeded_backbone(recipe, start)
+        width = feature_width(backbone, recipe.backbone, recipe.size)
+        projector = predictor = classifier = None
+        if "projector" in objective.heads:
+            between = recipe.projection_layers - 1
+            projector = perceptron(width, hidden, dim, between, bias=True, output_norm=recipe.projection_norm)
+        if "predictor" in objective.heads:
+            predictor = perceptron(dim, recipe.prediction_hidden, dim, bias=True)
+        if "classifier" in objective.heads:
+            classifier = nn.Linear(width, classes)
+        return Encoders(
+            backbone,
+            dim if projector else width,
+            projector,
+            predictor,
+            classifier,
+            target=bool(objective.target),
+            precision=Precision(recipe.precision),
+        )
+
+
+def _seeded_backbone(recipe: Resolved, start: StartingWeights | None) -> nn.Module:
+    torch.manual_seed(recipe.seed)  # before the weights that are given, so that what is drawn afterwards is the same
+    backbone = empty_backbone(recipe)
+    if start is not None:
+        start.put_into(backbone)
+    return backbone
+
+
+def starts_from(recipe: Resolved) -> StartingWeights | None:
+    """The weights that the recipe names; None: random ones."""
+    return None if recipe.init == "none" else starting_weights(recipe.init, recipe.backbone, recipe.size)
+
+
+def _views(recipe: Resolved) -> dict[int, Augmentation]:
+    weak = Augmentation(RandomCrop(recipe.size, (recipe.weak_crop, 1.0), flip=recipe.flip))
+    strong = Augmentation(
+        RandomCrop(recipe.size, (recipe.strong_crop, 1.0), flip=recipe.flip),
+        jitter=recipe.jitter,
+        brightness=recipe.brightness,
+        contrast=recipe.contrast,
+        saturation=recipe.saturation,
+        hue=recipe.hue,
+        greyscale=recipe.greyscale,
+        blur=recipe.blur,
+        solarise=recipe.solarise,
+    )
+    kinds = {"weak": weak, "strong": strong, "rand-augment": RandAugment(weak.crop)}
+    first, second = kinds[recipe.first_view], kinds[recipe.second_view]
+    small = RandomCrop(recipe.extra_size, (recipe.extra_crop_least, recipe.extra_crop_most), flip=recipe.flip)
+    extra = {EXTRA + number: replace(strong, crop=small) for number in range(recipe.extra_crops)}
+    return {FIRST: first, SECOND: second, THIRD: first, SUPPORT: first, **extra}
+
+
+def _optimiser(recipe: Resolved, encoders: Encoders) -> Optimizer:
+    lr, momentum = recipe.lr, recipe.sgd_momentum
+    learning = encoders.learning()
+    if recipe.optimiser == "sgd":
+        return SGD(learning, lr, momentum, weight_decay=recipe.weight_decay)
+    # Biases and BatchNorm are neither decayed nor adapted (You et al. 2017).
+    plain = {"params": [p for p in learning if p.ndim == 1], "weight_decay": 0.0}
+    adapted = {
+        "params": [p for p in learning if p.ndim > 1],
+        "weight_decay": recipe.weight_decay,
+        "always_adapt": True,  # without decay too, where timm's would be plain SGD
+    }
+    lars: Optimizer = Lars([adapted, plain], lr, momentum, trust_coeff=_LARS_TRUST)
+    return lars
+
+
+def _knowledge(recipe: Resolved, objective: Objective, label: Int[Tensor, " n"], dim: int, world: World) -> Knowledge:
+    precision = Precision(recipe.precision)
+    if _has_pseudo_labels(recipe, objective):
+        classifier, offline = _pseudo_classifier(recipe, label, dim), embeds_clean_views(recipe, objective)
+        return PseudoLabels(label, dim, classifier, recipe.pseudo_threshold, offline, precision.dtype, world)
+    if objective.learns_from_labels:
+        return GivenLabels(label)
+    if embeds_third_view(recipe):
+        return ThirdView(dim)
+    if _has_companions(recipe):
+        return PreviousEpoch(len(label), dim, precision.resting, world)
+    return Nothing()
+
+
+def embeds_third_view(recipe: Recipe) -> bool:
+    """Whether one more view of every image goes through the target."""
+    return _has_companions(recipe) and recipe.companions == "third-view"
+
+
+def embeds_clean_views(recipe: Recipe, objective: Objective) -> bool:
+    """Whether clean views of the labelled images go through the target twice an epoch."""
+    return _has_pseudo_labels(recipe, objective) and recipe.pseudo_cache == "offline"
+
+
+def _has_companions(recipe: Recipe) -> bool:
+    return recipe.objective == "mean-shift" and recipe.constraint == "companion"
+
+
+def _has_pseudo_labels(recipe: Recipe, objective: Objective) -> bool:
+    return objective.learns_from_labels and recipe.pseudo_labels != "none"
+
+
+def _count_classes(label: Int[Tensor, " n"]) -> int:
+    return int(label.max()) + 1
+
+
+def _pseudo_classifier(recipe: Recipe, label: Tensor, dim: int) -> PseudoClassifier:
+    dtype, known = Precision(recipe.precision).dtype, label[label != UNKNOWN]
+    classes, count = _count_classes(label), known.bincount()
+    if recipe.pseudo_labels == "knn":
+        made: PseudoClassifier = Vote(len(known), dim, classes, min(_VOTES, int(count[count > 0].min())), dtype)
+    else:
+        hidden = {"linear": 0, "mlp-2": 1, "mlp-3": 2}[recipe.pseudo_labels]
+        course = PseudoCourse(epochs=recipe.pseudo_epochs, lr=recipe.pseudo_lr)
+        made = Layers(dim, classes, hidden, course, recipe.seed)
+    return made.to(label.device, dtype)

@@ -1,0 +1,75 @@
+"""Constraints: which rows of the bank are related to a query. Each is a small pure function of two Rows.
+
+Where the knowledge that a constraint needs is missing for a query, C_i relaxes to the whole bank.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from cmsf.method.rows import Rows
+from cmsf.method.search import (
+    Candidates,
+    EveryRow,
+    Own,
+    Relaxed,
+    RowsOfLabel,
+    RowsWithCompanion,
+    ShortList,
+    nearest_vectors,
+)
+from cmsf.utils.constants import UNKNOWN
+
+
+class Constraint(ABC):
+    @abstractmethod
+    def __call__(self, query: Rows, rows: Rows) -> Candidates:
+        """C_i, a subset of the rows, for every query."""
+
+
+@dataclass(frozen=True)
+class Unconstrained(Constraint):
+    """C_i = M: mean shift, and with k = 1 BYOL."""
+
+    def __call__(self, query: Rows, rows: Rows) -> Candidates:
+        return EveryRow()
+
+
+@dataclass(frozen=True)
+class SameLabel(Constraint):
+    """C_i = the rows with the query's label (Sec. 2.2); a query without a label relaxes (Sec. 2.3)."""
+
+    def __call__(self, query: Rows, rows: Rows) -> Candidates:
+        if query.label is None or rows.label is None:
+            raise ValueError("SameLabel needs labels on queries and bank; give Rows(..., label=...), UNKNOWN for none")
+        known = query.label != UNKNOWN
+        return RowsOfLabel() if known.all() else Relaxed(known, RowsOfLabel())
+
+
+@dataclass(frozen=True)
+class NearCompanion(Constraint):
+    """C_i = the rows whose companions are the k nearest to the query's own companion (Sec. 2.1; k' in the paper).
+
+    Companions are compared with companions, both from the older target. A query without one relaxes; a row
+    without one is in nobody's neighbourhood. k = None admits every row that has a companion.
+    """
+
+    k: int | None = 5
+
+    def __call__(self, query: Rows, rows: Rows) -> Candidates:
+        if query.companion is None or rows.companion is None:
+            raise ValueError(
+                "NearCompanion needs companions on queries and bank; give a row of NaN where there is none"
+            )
+        known = query.has_companion
+        if not known.any():
+            return EveryRow()
+        asking = query[known]
+        assert asking.companion is not None
+        if self.k is None:
+            near: Candidates = RowsWithCompanion()
+        else:
+            own, allowed = Own(rows.positions_of(asking.index)), rows.exists & rows.has_companion
+            near = ShortList(nearest_vectors(asking.companion, rows.companion, allowed, rows.index, self.k, own))
+        return near if known.all() else Relaxed(known, near)

@@ -1,0 +1,134 @@
+"""A bank that several processes search: each for its share of the queries, or each in its share of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from cmsf.method.bank import MemoryBank
+from cmsf.method.rows import Rows
+from cmsf.method.search import Constrain, Neighbours, Own, all_of, check_enqueued, check_related, sum_of, top, translate
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.distributed import World
+
+_VECTORS = ("embedding", "companion")
+
+
+class ReplicatedBank(MemoryBank):
+    """Every process holds all rows, and searches for its share of the queries."""
+
+    def __init__(self, world: World, size: int, dim: int, companion_dim: int | None = None, **options: Any) -> None:
+        super().__init__(size, dim, companion_dim, **options)
+        self.world = world
+
+    @torch.no_grad()
+    def find(self, query: Rows, constrain: Constrain, k: int | None, include_query: bool = True) -> Neighbours:
+        """S_i of every query; everybody asks for all of them."""
+        mine = super().find(query[self.world.part(len(query))], constrain, k, include_query)
+        row = None if mine.row is None else self.world.gather(mine.row)
+        return Neighbours(row, self.world.gather(mine.count), self.world.gather(mine.mean))
+
+
+class ShardedBank(MemoryBank):
+    """Every process holds its share of the embeddings and companions, and searches it for all queries.
+
+    What each has found is merged, so the result is that of one bank, while memory and time are divided. Slots are dealt
+    out one by one, so that all shares fill at once. Indices and labels, which are small, everybody has of all rows;
+    positions are those in the whole bank.
+    """
+
+    def __init__(self, world: World, size: int, dim: int, companion_dim: int | None = None, **options: Any) -> None:
+        super().__init__(size, dim, companion_dim, vectors=len(range(world.rank, size, world.size)), **options)
+        self.world = world
+
+    def rows(self) -> Rows:
+        """The rows that are held here, as far as they are written."""
+        index, label = (self.world.dealt(column[: self.written]) for column in (self.index, self.label))
+        companion = None if self.companion is None else self.companion[: len(index)]
+        return Rows(self.embedding[: len(index)], index, label, companion)
+
+    @torch.no_grad()
+    def find(self, query: Rows, constrain: Constrain, k: int | None, include_query: bool = True) -> Neighbours:
+        """S_i of every query; everybody asks for all of them."""
+        if not self.written:
+            return Neighbours.none(query, k)
+        rows = self.rows()
+        own = Own(rows.positions_of(query.index), include_query)
+        candidates = constrain(query, rows).agreed(query, self._agree)
+        if include_query:
+            held = own.position != UNKNOWN
+            check_enqueued(query, self.world.sum(held.long()) > 0)
+            check_related(query, ~held | candidates.contains(query, rows, own.position))
+        if k is None:
+            row, total, count = None, *all_of(query, rows, candidates, own)
+        else:
+            near = candidates.nearest(query, rows, k, own)
+            row = self._best(query.embedding, rows.embedding, rows.index, near, own)
+            here = self._here(row)
+            total, count = sum_of(rows.embedding[self._place(row)], here), here.sum(1)
+        total, count = self.world.sum(total), self.world.sum(count)
+        return Neighbours(row, count, total / count.clamp_min(1)[:, None])
+
+    @torch.no_grad()
+    def rank(self, query: Rows, position: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+        """The place of a row in the whole bank by nearness to its query, counted from 1 = the query itself."""
+        rows = self.rows()
+        similarity = (query.embedding @ rows.embedding.T).masked_fill_(~rows.exists, -torch.inf)
+        similarity.masked_fill_(query.index[:, None] == rows.index, torch.inf)
+        here = self._here(position)[:, None]
+        level = similarity.gather(1, self._place(position)[:, None])
+        level = self.world.sum(torch.where(here, level, 0))  # whoever holds the row says how near it is
+        nearer = (similarity > level).sum(1)
+        tied_before = ((similarity == level) & (rows.index < self.index[position][:, None])).sum(1)
+        return 1 + self.world.sum(nearer + tied_before)
+
+    def whole_state(self) -> dict[str, Any]:
+        vectors = {name: getattr(self, name) for name in _VECTORS}
+        collected = {name: self.world.collected(held.cpu()) for name, held in vectors.items() if held is not None}
+        return self.state_dict() | collected
+
+    def own_share(self, whole: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {name: self.world.dealt(x) if name in _VECTORS else x for name, x in whole.items()}
+
+    def _agree(self, query: Rows, position: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
+        """Those of the nearest companions here that are among the nearest of all."""
+        rows = self.rows()
+        assert query.companion is not None
+        assert rows.companion is not None
+        own = Own(rows.positions_of(query.index))
+        best = self._best(query.companion, rows.companion, rows.index, position, own)
+        return torch.where(self._here(best), self._place(best), UNKNOWN)
+
+    def _best(
+        self,
+        vector: Float[Tensor, "b d"],
+        held: Float[Tensor, "n d"],
+        index: Int[Tensor, " n"],
+        near: Int[Tensor, "b k"],
+        own: Own,
+    ) -> Int[Tensor, "b k"]:
+        """The nearest of what everybody has found near, as many as one has found: as positions in the whole bank."""
+        there = near != UNKNOWN
+        similarity = (held[near] @ vector[:, :, None])[:, :, 0]
+        similarity = own.settle(similarity, near).masked_fill(~there, -torch.inf)
+        position = torch.where(there, near * self.world.size + self.world.rank, UNKNOWN)
+        similarity, image, position = (self.world.gather(found.T).T for found in (similarity, index[near], position))
+        return translate(top(similarity, image, near.shape[1]), position)
+
+    def _here(self, position: Int[Tensor, "*b"]) -> Bool[Tensor, "*b"]:
+        return (position != UNKNOWN) & (position % self.world.size == self.world.rank)
+
+    def _place(self, position: Int[Tensor, "*b"]) -> Int[Tensor, "*b"]:
+        """Where a row is here; the first place for one that is not, which nobody looks at."""
+        return torch.where(self._here(position), position // self.world.size, 0)
+
+    def _keep_vectors(self, slot: Int[Tensor, " n"], rows: Rows) -> None:
+        here = self._here(slot)
+        super()._keep_vectors(self._place(slot[here]), rows[here])
+
+    def _forget_companions(self, slot: Int[Tensor, " n"]) -> None:
+        super()._forget_companions(self._place(slot[self._here(slot)]))

@@ -1,0 +1,114 @@
+"""One step of constrained mean shift, the paper's Section 2, or of another objective in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from cmsf.data.transforms import Augmentation, Batch, Crop
+from cmsf.method.bank import MemoryBank
+from cmsf.method.losses import SUPPORT, THIRD, Objective, Outcome, Step, Together
+from cmsf.method.rows import Rows
+from cmsf.method.supervision import Knowledge
+from cmsf.models.encoders import Encoded, Encoders
+from cmsf.utils.distributed import World
+from cmsf.utils.errors import BadInput
+
+
+class Diverged(BadInput):
+    """The loss, or a weight, is no number any more; losses: what the last loss was made of."""
+
+    def __init__(self, message: str, losses: Mapping[str, float] | None = None) -> None:
+        super().__init__(message)
+        self.losses = dict(losses or {})
+
+
+@dataclass
+class Learner:
+    encoders: Encoders
+    bank: MemoryBank
+    knowledge: Knowledge
+    objective: Objective
+    views: dict[int, Augmentation]
+    """How each view is made: T1 and T2 in the paper, and what else is asked for."""
+    optimiser: Optimizer
+    scaler: GradScaler = field(default_factory=lambda: GradScaler(enabled=False))
+    """Keeps gradients of fp16 from vanishing; otherwise it does nothing."""
+    world: World = World()
+    """Who else trains it. What is encoded is gathered, so that everybody has the whole batch from there on."""
+    shuffles: bool = False
+    """Whether the target's shares of a batch are others than the online encoder's: BatchNorm of a share alone would
+    tell one encoder what the other has seen."""
+
+    @property
+    def crops(self) -> dict[int, Crop]:
+        """What each view of a step shows of an image, for those who cut it beforehand."""
+        wanted = {view for together in (*self.objective.target, *self.objective.online) for view in together}
+        if self.knowledge.wants_another_view:
+            wanted.add(THIRD)
+        return {view: self.views[view].crop for view in sorted(wanted)}
+
+    def step(self, batch: Batch, target_momentum: float, support: Batch | None = None) -> tuple[Rows, Outcome]:
+        """Learn from a batch (one's share of it), and from labelled images beside it where the objective asks for them.
+
+        Returns the queries as they entered the bank, and what the objective said.
+        """
+        images = dict.fromkeys(self.views, batch) | ({} if support is None else {SUPPORT: support})
+        target = self._pass(self._embed, self.objective.target, images)  # u = f(T1 x), no gradient
+        online = self._pass(self.encoders.encode, self.objective.online, images)  # v = h(g(T2 x))
+        first = next(view for view in (*target, *online) if view != SUPPORT)
+        query = self._known((online | target)[first], batch)
+
+        if self.objective.bank == "before":  # so that u itself is a candidate
+            self.bank.enqueue(query)
+        labelled = None if support is None else self._known(online[SUPPORT], support)
+        outcome = self.objective(Step(query, self.bank, online, target, labelled))
+        self._descend(outcome)
+        if self.objective.bank == "after":
+            self.bank.enqueue(query)
+        self.encoders.follow(target_momentum)
+        return query, outcome
+
+    def _pass(
+        self, encode: Callable[[Tensor], Encoded], passes: tuple[Together, ...], images: dict[int, Batch]
+    ) -> dict[int, Encoded]:
+        """What an encoder makes of each view, one pass for those that go together."""
+        encoded: dict[int, Encoded] = {}
+        for together in passes:
+            views = [self.views[view](images[view], view) for view in together]
+            whole = encode(views[0] if len(views) == 1 else torch.cat(views))
+            parts = whole.split([len(view) for view in views])
+            encoded |= {view: part.of_all(self.world) for view, part in zip(together, parts, strict=True)}
+        return encoded
+
+    def _embed(self, images: Float[Tensor, "b 3 h w"]) -> Encoded:
+        """The target's embeddings of one's share of a batch."""
+        if not self.shuffles:
+            return self.encoders.embed(images)
+        everyones = self.world.gather(images)
+        mixed = self.encoders.embed(self.world.dealt(everyones)).of_all(self.world)
+        return mixed[self.world.undealt(len(everyones))[self.world.part(len(everyones))]]
+
+    def _known(self, encoded: Encoded, batch: Batch) -> Rows:
+        """Rows of these images with what is known of them."""
+        embedding = encoded.embedding.detach()
+        rows = Rows(embedding, self.world.gather(batch.index.to(embedding.device)))
+        return self.knowledge(rows, lambda: self._pass(self._embed, ((THIRD,),), {THIRD: batch})[THIRD].embedding)
+
+    def _descend(self, outcome: Outcome) -> None:
+        loss = outcome.loss
+        if not loss.isfinite():  # the weights are still those of before
+            raise Diverged(f"the loss is {float(loss.detach())}", outcome.plain())
+        self.optimiser.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()
+        self.world.sum_gradients(self.encoders.learning())
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        if self.scaler.is_enabled() and self.scaler.get_scale() < 1:
+            raise Diverged("the gradients are no numbers at any scale", outcome.plain())

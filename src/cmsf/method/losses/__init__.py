@@ -1,0 +1,42 @@
+"""What a step minimises, one objective a file."""
+
+from cmsf.method.losses.base import EXTRA, FIRST, SECOND, SUPPORT, THIRD, Objective, Outcome, Step, Together, Watched
+from cmsf.method.losses.byol import SymmetricBYOL
+from cmsf.method.losses.cross_entropy import CrossEntropy
+from cmsf.method.losses.fixmatch import FixMatch
+from cmsf.method.losses.info_nce import InfoNCE
+from cmsf.method.losses.isd import ISD
+from cmsf.method.losses.mean_shift import MeanShift, Term, constrained_mean_shift
+from cmsf.method.losses.nnclr import NNCLR
+from cmsf.method.losses.paws import PAWS
+from cmsf.method.losses.prototypes import Prototypes
+from cmsf.method.losses.simclr import SimCLR
+from cmsf.method.losses.simsiam import SimSiam
+from cmsf.method.losses.supcon import SupCon
+
+__all__ = [
+    "EXTRA",
+    "FIRST",
+    "ISD",
+    "NNCLR",
+    "PAWS",
+    "SECOND",
+    "SUPPORT",
+    "THIRD",
+    "CrossEntropy",
+    "FixMatch",
+    "InfoNCE",
+    "MeanShift",
+    "Objective",
+    "Outcome",
+    "Prototypes",
+    "SimCLR",
+    "SimSiam",
+    "Step",
+    "SupCon",
+    "SymmetricBYOL",
+    "Term",
+    "Together",
+    "Watched",
+    "constrained_mean_shift",
+]

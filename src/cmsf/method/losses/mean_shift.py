@@ -1,0 +1,101 @@
+"""The method as one function, and as the objective a recipe trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cmsf.method.bank import MemoryBank, found_in
+from cmsf.method.constraints import Constraint, SameLabel, Unconstrained
+from cmsf.method.losses.base import EXTRA, FIRST, SECOND, Objective, Outcome, Step, Together, Watched
+from cmsf.method.rows import Rows
+from cmsf.method.search import Neighbours
+
+
+def constrained_mean_shift(
+    prediction: Float[Tensor, "b d"],
+    query: Rows,
+    bank: MemoryBank | Rows,
+    constraint: Constraint = Unconstrained(),
+    k: int | None = 5,
+    include_query: bool = True,
+) -> tuple[Float[Tensor, ""], Neighbours]:
+    """Pull each prediction to the mean of its related neighbours (Sec. 2):
+
+        L = 1/n Σ_i (2 − 2 v_i · 1/|S_i| Σ_{z ∈ S_i} z),    S_i = top-k of C_i by similarity to u_i
+
+    The paper prints the similarity as something to minimise; with unit vectors, this is the mean squared distance.
+
+    prediction: v, unit rows, differentiable.
+    query: u with index, and label or companion where the constraint needs them.
+    bank: a MemoryBank, or plain Rows with one row an image; it must hold the queries, for u_i is a candidate itself.
+    constraint: which rows are related; Unconstrained() is mean shift, and with k = 1 BYOL.
+    k: how many neighbours; None for all of C_i.
+    include_query: whether the query's own row (same index) may be in S_i.
+
+    Returns the loss, and the neighbours chosen. A query with an empty S_i is left out of the mean.
+    """
+    if k is not None and k < 1:
+        raise ValueError(f"k = {k} neighbours make no mean; use 1 or more, or None for all")
+    with torch.no_grad():
+        neighbours = found_in(bank, query, constraint, k, include_query)
+    distance = 2 - 2 * (prediction * neighbours.mean).sum(1)
+    pulled = neighbours.count > 0
+    return (distance * pulled).sum() / pulled.sum().clamp_min(1), neighbours
+
+
+@dataclass(frozen=True)
+class Term:
+    """One weighted part of an objective."""
+
+    name: str
+    constraint: Constraint
+    k: int | None
+    weight: float = 1.0
+    include_query: bool = True
+
+
+@dataclass(frozen=True)
+class MeanShift(Objective):
+    """A weighted sum of constrained mean shifts; CMSF self is ½ without and ½ with the constraint.
+
+    u enters the bank before the search, so k = 1 finds u itself: BYOL. With multi-crop, v is the mean over the crops'
+    predictions, for the loss, linear in v, is then the mean over crops.
+    """
+
+    terms: tuple[Term, ...]
+    extra_crops: int = 0
+
+    target = ((FIRST,),)
+    heads = frozenset({"projector", "predictor"})
+    chooses = True
+    bank: ClassVar[Literal["before"]] = "before"
+
+    @property
+    def online(self) -> tuple[Together, ...]:  # type: ignore[override]
+        small = tuple(range(EXTRA, EXTRA + self.extra_crops))
+        return ((SECOND,), small) if small else ((SECOND,),)
+
+    @property
+    def learns_from_labels(self) -> bool:  # type: ignore[override]
+        return any(isinstance(term.constraint, SameLabel) for term in self.terms)
+
+    @property
+    def watched(self) -> Watched:  # type: ignore[override]
+        """The neighbours of the last term, which is the constrained one where there are two."""
+        last = self.terms[-1]
+        return Watched(last.constraint, last.k, last.include_query)
+
+    def __call__(self, step: Step) -> Outcome:
+        prediction = torch.stack([crop.prediction for crop in step.online.values()]).mean(0)
+        parts, neighbours = {}, None
+        for term in self.terms:
+            parts[term.name], neighbours = constrained_mean_shift(
+                prediction, step.query, step.bank, term.constraint, term.k, term.include_query
+            )
+        loss = torch.stack([term.weight * parts[term.name] for term in self.terms]).sum()
+        return Outcome(loss, parts, neighbours)

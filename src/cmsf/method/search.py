@@ -1,0 +1,385 @@
+"""Exact search: S_i, the k rows of C_i nearest to u_i, at a cost that follows |C_i| and not |M|.
+
+Equally near rows are taken in the order of their image index, so the order of the bank never matters.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from cmsf.method.rows import Rows
+from cmsf.utils.constants import UNKNOWN
+
+_BLOCK = 2**26
+"""How many numbers one block of the search may hold: 256 MB of float32."""
+_GROUP = 16
+"""How many columns share one maximum, by which the search rules most of them out."""
+_WORTH_GROUPS = 32
+"""For each neighbour that is asked for: where there are fewer, looking at every column is as fast."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """S_i of every query.
+
+    row: positions in the bank, nearest first, UNKNOWN where C_i ran out; None where S_i is all of C_i.
+    count: |S_i|.
+    mean: the mean of S_i's embeddings; zero where S_i is empty.
+    """
+
+    row: Int[Tensor, "b k"] | None
+    count: Int[Tensor, " b"]
+    mean: Float[Tensor, "b d"]
+
+    @classmethod
+    def none(cls, query: Rows, k: int | None) -> Neighbours:
+        """Where there are no rows at all."""
+        nothing = torch.full((len(query), k or 0), UNKNOWN, device=query.index.device)
+        return cls(None if k is None else nothing, nothing.new_zeros(len(query)), torch.zeros_like(query.embedding))
+
+
+class Candidates(ABC):
+    """C_i of every query of a batch, described without listing it row by row."""
+
+    @abstractmethod
+    def nearest(self, query: Rows, rows: Rows, k: int, own: Own) -> Int[Tensor, "b k"]:
+        """The k nearest rows of C_i, nearest first, UNKNOWN where it has fewer."""
+
+    @abstractmethod
+    def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
+        """The sum of C_i's embeddings, and |C_i|."""
+
+    @abstractmethod
+    def contains(self, query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
+        """Whether the row at this position is in C_i."""
+
+    def agreed(self, query: Rows, agree: Agree) -> Candidates:
+        """The same where these rows are part of a bank: what was chosen by comparing has to be compared with others'.
+
+        A row that is a candidate by itself, like one with the query's label, is one in every part.
+        """
+        return self
+
+
+Agree = Callable[[Rows, Int[Tensor, "b n"]], Int[Tensor, "b n"]]
+"""Of the rows listed for each query, those that are still among the best of all parts; UNKNOWN in place of others."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """Each query's own row: always its nearest, whatever rounding says, or else never chosen."""
+
+    position: Int[Tensor, " b"]
+    included: bool = True
+
+    def __getitem__(self, chosen: Tensor | slice) -> Own:
+        return Own(self.position[chosen], self.included)
+
+    def settle(self, similarity: Float[Tensor, "b n"], position: Int[Tensor, "*b n"]) -> Float[Tensor, "b n"]:
+        """Similarities in which the own row, where it is among these positions, wins or loses for certain."""
+        mine = (position == self.position[:, None]) & (self.position[:, None] != UNKNOWN)
+        return similarity.masked_fill(mine, torch.inf if self.included else -torch.inf)
+
+
+def search(query: Rows, rows: Rows, candidates: Candidates, k: int | None, include_query: bool = True) -> Neighbours:
+    """S_i: the k nearest of C_i to u_i, |S_i| = min(k, |C_i|); k = None takes all of C_i."""
+    if not len(rows):
+        return Neighbours.none(query, k)
+    own = Own(rows.positions_of(query.index), include_query)
+    if k is None:
+        row, total, count = None, *all_of(query, rows, candidates, own)
+    else:
+        row = candidates.nearest(query, rows, k, own)
+        there = row != UNKNOWN
+        total, count = sum_of(rows.embedding[row], there), there.sum(1)
+    return Neighbours(row, count, total / count.clamp_min(1)[:, None])
+
+
+def all_of(query: Rows, rows: Rows, candidates: Candidates, own: Own) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
+    """The sum of C_i's embeddings and |C_i|, without the query's own row where that does not count."""
+    total, count = candidates.total(query, rows)
+    if own.included:
+        return total, count
+    there = (own.position != UNKNOWN) & candidates.contains(query, rows, own.position)
+    return total - torch.where(there[:, None], rows.embedding[own.position], 0), count - there.long()
+
+
+Constrain = Callable[[Rows, Rows], Candidates]
+"""C_i of every query among some rows: a constraint."""
+
+
+def find(query: Rows, rows: Rows, constrain: Constrain, k: int | None, include_query: bool = True) -> Neighbours:
+    """S_i by a constraint. Where a query may choose itself, it must be among the rows, and related to itself."""
+    candidates = constrain(query, rows)
+    if include_query:
+        check_own_rows(query, rows, candidates)
+    return search(query, rows, candidates, k, include_query)
+
+
+def check_own_rows(query: Rows, rows: Rows, candidates: Candidates) -> None:
+    """A query that is not in its own C_i has been enqueued wrongly, or not at all."""
+    position = rows.positions_of(query.index)
+    check_enqueued(query, position != UNKNOWN)
+    check_related(query, candidates.contains(query, rows, position))
+
+
+def check_enqueued(query: Rows, there: Bool[Tensor, " b"]) -> None:
+    if not there.all():
+        raise ValueError(
+            f"{_count(query, ~there)} are not in the bank; enqueue them before the search, or pass include_query=False"
+        )
+
+
+def check_related(query: Rows, related: Bool[Tensor, " b"]) -> None:
+    if not related.all():
+        raise ValueError(
+            f"{_count(query, ~related)} are not related to their own rows in the bank; "
+            "enqueue the labels and companions that you search with"
+        )
+
+
+def _count(query: Rows, which: Bool[Tensor, " b"]) -> str:
+    return f"{int(which.sum())} of {len(query)} queries (the first is image {int(query.index[which][0])})"
+
+
+def rank(query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+    """The place of a row among all by nearness to its query, counted from 1 = the query itself."""
+    similarity = (query.embedding @ rows.embedding.T).masked_fill_(~rows.exists, -torch.inf)
+    own = query.index[:, None] == rows.index
+    similarity.masked_fill_(own, torch.inf)
+    level = similarity.gather(1, position[:, None])
+    nearer = (similarity > level).sum(1)
+    tied_before = ((similarity == level) & (rows.index < rows.index[position][:, None])).sum(1)
+    return 1 + nearer + tied_before
+
+
+@dataclass(frozen=True)
+class EveryRow(Candidates):
+    """C_i = M."""
+
+    def nearest(self, query: Rows, rows: Rows, k: int, own: Own) -> Int[Tensor, "b k"]:
+        return nearest_vectors(query.embedding, rows.embedding, rows.exists, rows.index, k, own)
+
+    def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
+        total = torch.where(rows.exists[:, None], rows.embedding, 0).sum(0)
+        return total.expand(len(query), -1), rows.exists.sum().expand(len(query))
+
+    def contains(self, query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
+        return rows.exists[position]
+
+
+@dataclass(frozen=True)
+class RowsWithCompanion(Candidates):
+    """C_i = the rows that have a companion."""
+
+    def nearest(self, query: Rows, rows: Rows, k: int, own: Own) -> Int[Tensor, "b k"]:
+        return nearest_vectors(query.embedding, rows.embedding, self._inside(rows), rows.index, k, own)
+
+    def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
+        inside = self._inside(rows)
+        total = torch.where(inside[:, None], rows.embedding, 0).sum(0)
+        return total.expand(len(query), -1), inside.sum().expand(len(query))
+
+    def contains(self, query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
+        return self._inside(rows)[position]
+
+    def _inside(self, rows: Rows) -> Bool[Tensor, " n"]:
+        return rows.exists & rows.has_companion
+
+
+@dataclass(frozen=True)
+class RowsOfLabel(Candidates):
+    """C_i = the rows with the label of query i. Each label's rows are looked at by its own queries alone."""
+
+    def nearest(self, query: Rows, rows: Rows, k: int, own: Own) -> Int[Tensor, "b k"]:
+        asked, held = _labels(query, rows)
+        found = torch.full((len(query), k), UNKNOWN, device=asked.device)
+        for label in asked.unique():
+            asking = (asked == label).nonzero()[:, 0]
+            member = (rows.exists & (held == label)).nonzero()[:, 0]
+            similarity = query.embedding[asking] @ rows.embedding[member].T
+            place = top(own[asking].settle(similarity, member), rows.index[member], k)
+            found[asking] = translate(place, member.expand(len(asking), -1))
+        return found
+
+    def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
+        label, held = _labels(query, rows)
+        asked, group = label.unique(return_inverse=True)
+        held = torch.where(rows.exists, held, UNKNOWN)
+        member = torch.isin(held, asked).nonzero()[:, 0]
+        group_of_member = torch.searchsorted(asked, held[member])
+        total = rows.embedding.new_zeros(len(asked), rows.embedding.shape[1])
+        total.index_add_(0, group_of_member, rows.embedding[member])
+        return total[group], torch.bincount(group_of_member, minlength=len(asked))[group]
+
+    def contains(self, query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
+        asked, held = _labels(query, rows)
+        return rows.exists[position] & (held[position] == asked)
+
+
+@dataclass(frozen=True)
+class ShortList(Candidates):
+    """C_i = the rows listed for query i, UNKNOWN filling up."""
+
+    position: Int[Tensor, "b n"]
+
+    def nearest(self, query: Rows, rows: Rows, k: int, own: Own) -> Int[Tensor, "b k"]:
+        found = []
+        step = max(1, _BLOCK // max(1, self.position.shape[1] * rows.embedding.shape[1]))
+        for start in range(0, len(query), step):
+            part = slice(start, start + step)
+            position = self.position[part]
+            similarity = (rows.embedding[position] @ query.embedding[part][:, :, None])[:, :, 0]
+            similarity = own[part].settle(similarity, position).masked_fill(position == UNKNOWN, -torch.inf)
+            found.append(translate(top(similarity, rows.index[position], k), position))
+        return torch.cat(found)
+
+    def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
+        there = self.position != UNKNOWN
+        return sum_of(rows.embedding[self.position], there), there.sum(1)
+
+    def contains(self, query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
+        return (self.position == position[:, None]).any(1)
+
+    def agreed(self, query: Rows, agree: Agree) -> Candidates:
+        return ShortList(agree(query, self.position))
+
+
+@dataclass(frozen=True)
+class Relaxed(Candidates):
+    """C_i as constrained where something is known of query i, and M where nothing is.
+
+    `constrained` describes the known queries alone, in their order.
+    """
+
+    known: Bool[Tensor, " b"]
+    constrained: Candidates
+
+    def nearest(self, query: Rows, rows: Rows, k: int, own: Own) -> Int[Tensor, "b k"]:
+        found = torch.full((len(query), k), UNKNOWN, device=query.index.device)
+        for chosen, candidates in self._parts():
+            found[chosen] = candidates.nearest(query[chosen], rows, k, own[chosen])
+        return found
+
+    def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
+        total = rows.embedding.new_empty(len(query), rows.embedding.shape[1])
+        count = torch.empty_like(query.index)
+        for chosen, candidates in self._parts():
+            total[chosen], count[chosen] = candidates.total(query[chosen], rows)
+        return total, count
+
+    def contains(self, query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
+        inside = torch.empty_like(self.known)
+        for chosen, candidates in self._parts():
+            inside[chosen] = candidates.contains(query[chosen], rows, position[chosen])
+        return inside
+
+    def agreed(self, query: Rows, agree: Agree) -> Candidates:
+        return Relaxed(self.known, self.constrained.agreed(query[self.known], agree))
+
+    def _parts(self) -> list[tuple[Tensor, Candidates]]:
+        parts = [(self.known, self.constrained), (~self.known, EveryRow())]
+        return [(chosen.nonzero()[:, 0], candidates) for chosen, candidates in parts if chosen.any()]
+
+
+@torch.no_grad()
+def nearest_vectors(
+    vector: Float[Tensor, "b d"],
+    among: Float[Tensor, "n d"],
+    allowed: Bool[Tensor, " n"],
+    index: Int[Tensor, " n"],
+    k: int,
+    own: Own,
+    watched: Callable[[range], Iterable[int]] = iter,
+) -> Int[Tensor, "b k"]:
+    """The k allowed vectors of greatest dot product; equal ones by lower index; UNKNOWN where they run out.
+
+    watched: gives back the starts of the blocks that it is given, and sees them pass.
+    """
+    found = []
+    step = max(1, _BLOCK // max(1, len(among)))
+    # One memory for all blocks: to be given a new one takes a quarter of the time of its product.
+    block = vector.new_empty(min(step, len(vector)), len(among))
+    some_forbidden = not bool(allowed.all())
+    forced = torch.inf if own.included else -torch.inf
+    for start in watched(range(0, len(vector), step)):
+        part = slice(start, start + step)
+        similarity = torch.mm(vector[part], among.T, out=block[: len(vector[part])])
+        if some_forbidden:
+            similarity.masked_fill_(~allowed, -torch.inf)
+        # One entry a query, so it is written by its place: comparing every position would cost a pass of its own.
+        mine = own.position[part][:, None]
+        slot = mine.clamp_min(0)
+        settled = (mine != UNKNOWN) & allowed[slot]
+        similarity.scatter_(1, slot, similarity.gather(1, slot).masked_fill(settled, forced))
+        found.append(top(similarity, index, k))
+    return torch.cat(found)
+
+
+def _labels(query: Rows, rows: Rows) -> tuple[Int[Tensor, " b"], Int[Tensor, " n"]]:
+    # SameLabel has seen to both.
+    assert query.label is not None
+    assert rows.label is not None
+    return query.label, rows.label
+
+
+def sum_of(embedding: Float[Tensor, "b k d"], there: Bool[Tensor, "b k"]) -> Float[Tensor, "b d"]:
+    """The sum of what is there; what is not may be NaN, which no product with zero removes."""
+    return torch.where(there[:, :, None], embedding, 0).sum(1)
+
+
+def top(similarity: Float[Tensor, "b n"], index: Int[Tensor, "*b n"], k: int) -> Int[Tensor, "b k"]:
+    """Columns of the k greatest similarities, equal ones by lower index, UNKNOWN for -inf and beyond the last."""
+    columns = similarity.shape[1]
+    if not columns:
+        return torch.full((len(similarity), k), UNKNOWN, device=similarity.device)
+    value, place = _greatest(similarity, min(k + 1, columns))
+    if columns > k:
+        # topk chooses among equals as it likes: where a tie crosses the border, sort to know which of them belong.
+        tied = (value[:, k - 1] == value[:, k]) & (value[:, k] > -torch.inf)
+        if tied.any():
+            place[tied] = _sorted(similarity[tied], index if index.ndim == 1 else index[tied])[:, : k + 1]
+        value, place = value[:, :k], place[:, :k]
+    by_index = (index[place] if index.ndim == 1 else index.gather(1, place)).argsort(1)
+    value, place = value.gather(1, by_index), place.gather(1, by_index)
+    value, by_value = value.sort(dim=1, descending=True, stable=True)
+    place = place.gather(1, by_value).masked_fill(value == -torch.inf, UNKNOWN)
+    return torch.nn.functional.pad(place, (0, k - place.shape[1]), value=UNKNOWN)
+
+
+def _greatest(similarity: Float[Tensor, "b n"], k: int) -> tuple[Float[Tensor, "b k"], Int[Tensor, "b k"]]:
+    """torch.topk, but three times as fast among very many columns.
+
+    The k greatest are in the k groups with the greatest maxima, and the maxima are one cheap pass. A group's columns
+    are not neighbours but lie `groups` apart, so that the pass runs along the memory.
+    """
+    columns = similarity.shape[1]
+    groups = columns // _GROUP
+    if groups < _WORTH_GROUPS * k:
+        return similarity.topk(k, dim=1)
+    first_of_left = groups * _GROUP
+    greatest = similarity[:, :first_of_left].unflatten(1, (_GROUP, groups)).amax(1)
+    group = greatest.topk(k, dim=1, sorted=False).indices
+    member = torch.arange(0, first_of_left, groups, device=group.device)
+    left = torch.arange(first_of_left, columns, device=group.device)
+    column = torch.cat([(group[:, :, None] + member).flatten(1), left.expand(len(group), -1)], dim=1)
+    value, place = similarity.gather(1, column).topk(k, dim=1)
+    return value, column.gather(1, place)
+
+
+def _sorted(similarity: Float[Tensor, "b n"], index: Int[Tensor, "*b n"]) -> Int[Tensor, "b n"]:
+    order = index.argsort(-1).expand_as(similarity)
+    return order.gather(1, similarity.gather(1, order).argsort(dim=1, descending=True, stable=True))
+
+
+def translate(place: Int[Tensor, "b k"], position: Int[Tensor, "b n"]) -> Int[Tensor, "b k"]:
+    """From places in each query's own list to positions in the bank."""
+    if position.shape[1] == 0:
+        return place
+    return torch.where(place == UNKNOWN, UNKNOWN, position.gather(1, place.clamp_min(0)))

@@ -1,0 +1,194 @@
+"""Knowledge: who fills the columns of a query that a constraint looks at."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from cmsf.method.bank import EmbeddingCache
+from cmsf.method.pseudo_labels import PseudoClassifier
+from cmsf.method.rows import Rows
+from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.distributed import World
+
+Embed = Callable[[Int[Tensor, " m"]], Float[Tensor, "m d"]]
+"""The target's embeddings of the clean views of some images."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What is thought of images that have no label, UNKNOWN where nothing is yet, and whether it is used as one."""
+
+    index: Int[Tensor, " u"]
+    label: Int[Tensor, " u"]
+    confident: Bool[Tensor, " u"]
+
+
+class Knowledge(ABC):
+    """Fills a column of every query, and may remember what it saw."""
+
+    companion_dim: int | None = None
+    """The width of the companions it fills in; None where it fills in none."""
+    wants_another_view: bool = False
+    """Whether it asks for one more view of every image."""
+    guess: Guess | None = None
+    """What it thought of the last batch's images that have no label; None where it does not guess."""
+    seconds: float = 0.0
+    """How long it has taken so far."""
+    apart: EmbeddingCache | None = None
+    """What it remembers that is as long as the data: no part of `state_dict`, and saved by itself."""
+
+    @abstractmethod
+    def __call__(self, query: Rows, another_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
+        """The query with what is known of it; `another_view` embeds one more weak view by the target."""
+
+    def refresh(self, embed: Embed) -> None:
+        """In the middle of an epoch and at its end: time to learn from what was remembered."""
+        return
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        return
+
+
+class Nothing(Knowledge):
+    """Mean shift and BYOL know nothing of an image but the image."""
+
+    def __call__(self, query: Rows, another_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
+        return query
+
+
+class GivenLabels(Knowledge):
+    """Labels given with the data (CMSF sup); UNKNOWN where there is none."""
+
+    def __init__(self, label: Int[Tensor, " n"]) -> None:
+        self.label = label
+
+    def __call__(self, query: Rows, another_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
+        return replace(query, label=self.label.to(query.index.device)[query.index])
+
+
+class PreviousEpoch(Knowledge):
+    """The companion is the target embedding of the same image from the epoch before, another augmentation of it.
+
+    It is read before the new one is written, so it is never the query itself. The paper refreshes its cache when
+    a row leaves the bank; as in the authors' code, ours is refreshed at once.
+    """
+
+    def __init__(self, images: int, dim: int, dtype: torch.dtype = torch.float32, world: World = World()) -> None:
+        self.cache = self.apart = EmbeddingCache(images, dim, dtype, world)
+        self.companion_dim = dim
+
+    def __call__(self, query: Rows, another_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
+        return replace(query, companion=self.cache.exchange(query))
+
+
+class ThirdView(Knowledge):
+    """The companion is a third augmentation through the target: the paper's costlier alternative to a cache."""
+
+    wants_another_view = True
+
+    def __init__(self, dim: int) -> None:
+        self.companion_dim = dim
+
+    def __call__(self, query: Rows, another_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
+        with torch.no_grad():
+            return replace(query, companion=another_view())
+
+
+class PseudoLabels(Knowledge):
+    """Given labels, and for other images those of a classifier where it is confident (CMSF semi, Sec. 2.3).
+
+    The classifier learns, twice an epoch, from the target's embeddings of the labelled images: those of training's own
+    views, remembered as they pass (online), or those of clean views, computed each time (offline). Slots never filled
+    are not learned from, and before the first time nothing is guessed. Below the threshold a query has no label, so
+    it relaxes to C = M and its row is in no label's set.
+    """
+
+    def __init__(
+        self,
+        label: Int[Tensor, " n"],
+        dim: int,
+        classifier: PseudoClassifier,
+        threshold: float,
+        offline: bool,
+        dtype: torch.dtype,
+        world: World = World(),
+    ) -> None:
+        self.world = world
+        self.label, self.classifier, self.threshold, self.offline = label, classifier, threshold, offline
+        self.labelled = (label != UNKNOWN).nonzero()[:, 0]
+        self.slot = torch.full_like(label, UNKNOWN)
+        self.slot[self.labelled] = torch.arange(len(self.labelled), device=label.device)
+        self.cache = EmbeddingCache(len(self.labelled), dim, dtype)
+        self.times_trained = 0
+
+    def __call__(self, query: Rows, another_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
+        with self._timed():
+            given = self.label[query.index]
+            known = given != UNKNOWN
+            if not self.offline:
+                self.cache.exchange(Rows(query.embedding[known], self.slot[query.index[known]]))
+            others = query[~known]
+            self.guess = self._guess(others)
+            label = given.clone()
+            label[~known] = torch.where(self.guess.confident, self.guess.label, UNKNOWN)
+            return replace(query, label=label)
+
+    def refresh(self, embed: Embed) -> None:
+        with self._timed():
+            if self.offline:
+                slots = torch.arange(len(self.labelled), device=self.label.device)
+                mine = self.labelled[self.world.part(len(self.labelled))]
+                self.cache.exchange(Rows(self.world.gather(embed(mine)), slots))
+            embedding = self.cache.embedding.to(self.label.device)
+            filled = ~embedding[:, 0].isnan()
+            if len(self.label[self.labelled][filled].unique()) < 2:
+                return  # nothing to tell apart yet, and so nothing to guess
+            self.classifier.fit(
+                Rows(embedding, torch.where(filled, self.labelled, UNKNOWN), self.label[self.labelled]),
+                self.times_trained,
+            )
+            # All have learned the same, as far as their devices repeat themselves; a bank must not depend on it.
+            self.world.follow_first(self.classifier)
+            self.times_trained += 1
+
+    def _guess(self, others: Rows) -> Guess:
+        if not self.times_trained or not len(others):
+            nothing = torch.full_like(others.index, UNKNOWN)
+            return Guess(others.index, nothing, torch.zeros_like(nothing, dtype=torch.bool))
+        confidence, label = self.classifier(others.embedding).max(1)
+        return Guess(others.index, label, confidence >= self.threshold)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        start = self._now()
+        try:
+            yield
+        finally:
+            self.seconds += self._now() - start
+
+    def _now(self) -> float:
+        if self.label.is_cuda:  # what is still being computed there is not this one's doing
+            torch.cuda.synchronize(self.label.device)
+        return time.perf_counter()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        classifier = {f"classifier.{name}": value for name, value in self.classifier.state_dict().items()}
+        return {"embedding": self.cache.embedding, **classifier, "times_trained": torch.tensor(self.times_trained)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.cache.put_whole(state["embedding"])
+        prefix = "classifier."
+        own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        self.classifier.load_state_dict(own)
+        self.times_trained = int(state["times_trained"])

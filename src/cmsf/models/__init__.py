@@ -1,0 +1,1 @@
+"""Networks: backbones, encoders and heads, their precision and their weights."""

@@ -1,0 +1,115 @@
+"""The online encoder with its heads, and the target encoder that follows it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from cmsf.models.precision import Precision
+from cmsf.utils.distributed import World
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What an encoder made of some images.
+
+    embedding: the projection, or the features where there is no projector, as unit rows.
+    prediction: what the predictor makes of it, as unit rows; the embedding where there is none.
+    scores: of the classes; of no class where there is no classifier.
+    """
+
+    embedding: Float[Tensor, "b d"]
+    prediction: Float[Tensor, "b d"]
+    scores: Float[Tensor, "b c"]
+
+    def __getitem__(self, chosen: Tensor | slice) -> Encoded:
+        return Encoded(self.embedding[chosen], self.prediction[chosen], self.scores[chosen])
+
+    def split(self, sizes: list[int]) -> list[Encoded]:
+        parts = zip(self.embedding.split(sizes), self.prediction.split(sizes), self.scores.split(sizes), strict=True)
+        return [Encoded(*part) for part in parts]
+
+    def of_all(self, world: World) -> Encoded:
+        """What the encoders of all processes made of the whole batch, in one message."""
+        columns = (self.embedding, self.prediction, self.scores)
+        gathered = world.gather(torch.cat(columns, dim=1))
+        return Encoded(*gathered.split([column.shape[1] for column in columns], dim=1))
+
+
+class Encoder(nn.Module):
+    """A backbone and a projector: g, and f, in the paper."""
+
+    def __init__(self, backbone: nn.Module, projector: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.projector = projector
+
+    def forward(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d"]:
+        embedding: Tensor = self.projector(self.backbone(images))
+        return embedding
+
+
+class Encoders(nn.Module):
+    """g with h and a classifier of the features, which learn, and f, a moving average of g."""
+
+    target: Encoder | None
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        dim: int,
+        projector: nn.Module | None = None,
+        predictor: nn.Module | None = None,
+        classifier: nn.Linear | None = None,
+        target: bool = True,
+        precision: Precision = Precision(),
+    ) -> None:
+        """dim: how long an embedding is. A head that is None is left out; without a target, there is no f."""
+        super().__init__()
+        self.dim, self.precision = dim, precision
+        self.online = Encoder(backbone, projector or nn.Identity())
+        self.predictor = predictor or nn.Identity()
+        self.classifier = classifier
+        self.target = copy.deepcopy(self.online).requires_grad_(False) if target else None
+        self.to(precision.dtype)
+
+    def encode(self, images: Float[Tensor, "b 3 h w"]) -> Encoded:
+        """v = h(g(x)) / |h(g(x))|, and what comes before it and beside it."""
+        with self.precision.autocast(images.device):
+            features = self.online.backbone(images.to(self.precision.dtype))
+            projection = self.online.projector(features)
+            prediction = self.predictor(projection)
+            scores = features[:, :0] if self.classifier is None else self.classifier(features)
+        return Encoded(self._unit(projection), self._unit(prediction), scores.to(self.precision.dtype))
+
+    @torch.no_grad()
+    def embed(self, images: Float[Tensor, "b 3 h w"]) -> Encoded:
+        """u = f(x) / |f(x)|, without gradient."""
+        assert self.target is not None
+        with self.precision.autocast(images.device):
+            output = self.target(images.to(self.precision.dtype))
+        embedding = self._unit(output)
+        return Encoded(embedding, embedding, embedding[:, :0])
+
+    @torch.no_grad()
+    def follow(self, momentum: float) -> None:
+        """f ← m f + (1 − m) g. BatchNorm's statistics are not averaged: f gathers its own from what it sees."""
+        if self.target is not None:
+            torch._foreach_lerp_(list(self.target.parameters()), list(self.online.parameters()), 1 - momentum)
+
+    def learning(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+    @torch.no_grad()
+    def finite(self) -> bool:
+        """Whether all weights and all of BatchNorm's statistics are numbers."""
+        values = [value for value in self.state_dict().values() if value.is_floating_point()]
+        return bool(torch.stack(torch._foreach_norm(values)).isfinite().all())
+
+    def _unit(self, output: Float[Tensor, "b d"]) -> Float[Tensor, "b d"]:
+        return normalize(output.to(self.precision.dtype), dim=1)

@@ -1,0 +1,217 @@
+"""What a recipe will cost and what a run has cost, by the paper's equation (`analysis.compute`).
+
+Passes are those that the objective declares, through the backbone alone; what a pass costs is counted in the network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from cmsf.analysis.compute import Compute, Passes, share_of_pass
+from cmsf.analysis.published import IMAGENET_CLASSES, IMAGENET_IMAGES, IMAGENET_TEST_IMAGES
+from cmsf.evaluation.knn import BALLOTS
+from cmsf.method.build import embeds_clean_views, embeds_third_view, objective_of
+from cmsf.method.losses import EXTRA, SUPPORT
+from cmsf.models.backbones import Stem, feature_width, make_backbone
+from cmsf.recipes.recipe import Resolved
+from cmsf.runs.folder import RunFolder
+from cmsf.runs.log import epoch_lines
+from cmsf.utils.errors import BadInput
+from cmsf.utils.files import from_home, read_json
+
+_RESULTS = {"linear": "linear top-1", "linear-sgd": "SGD top-1"}
+"""Evaluations whose figure is kept beside what training cost, and what it is called."""
+_NEARLY = 0.01
+"""A few images of ImageNet may be missing."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """An accuracy, and after how many epochs it was measured."""
+
+    per_cent: float
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a run has cost so far, in whole epochs, and what has come of it.
+
+    clean_views: what the offline cache of pseudo-labels adds; None without one.
+    seconds: of training, without evaluations and pauses; None where the log does not say it of every epoch.
+    reached: by name: the last k-NN in the log, and evaluations in results/.
+    on_imagenet: whether it can be compared with what is published.
+    tested_on: the same for runs that are tested on images of the same names and classes.
+    """
+
+    recipe: Resolved
+    images: int
+    test_images: int
+    classes: int
+    epochs: int
+    compute: Compute
+    clean_views: Compute | None
+    seconds: float | None
+    reached: dict[str, Reached]
+    on_imagenet: bool
+    tested_on: str
+
+    def flops_after(self, epochs: int) -> float:
+        return self.compute.flops * epochs / self.epochs if self.epochs else 0.0
+
+
+def compute_of(recipe: Resolved, images: int, epochs: int | None = None) -> Compute:
+    """What it costs to train on so many images; epochs: by default the recipe's."""
+    batch, labelled = _passes(recipe)
+    iterations = images // recipe.batch_size * (recipe.epochs if epochs is None else epochs)
+    return Compute(batch, iterations, labelled, multiply_adds(recipe.backbone, recipe.stem, recipe.size))
+
+
+def clean_views_of(recipe: Resolved, images: int, labelled: int, epochs: int | None = None) -> Compute | None:
+    """What the offline cache of pseudo-labels costs beside it: all labelled images, in the middle of every epoch and
+    at the start of all but the first. None for a recipe without one."""
+    if not embeds_clean_views(recipe, objective_of(recipe)):
+        return None
+    epochs = recipe.epochs if epochs is None else epochs
+    middles = epochs if images // recipe.batch_size > 1 else 0
+    times = middles + max(0, epochs - 1)
+    return Compute(Passes(1, 0, labelled), times, per_pass=multiply_adds(recipe.backbone, recipe.stem, recipe.size))
+
+
+@cache
+def multiply_adds(backbone: str, stem: Stem, size: int) -> int:
+    """Of a forward pass of one image: convolutions, products of matrices and attention, as the network executes them.
+
+    ResNet-50 at 224 px has 4.09e9, and not the paper's 3.9e9: see `analysis.compute.PAPERS_PASS`.
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):  # shapes alone: no weights and no arithmetic
+        network = make_backbone(backbone, stem, size).requires_grad_(False)
+        with FlopCounterMode(display=False) as counter:  # which counts a multiplication and an addition as two
+            feature_width(network, backbone, size)
+    return int(counter.get_total_flops()) // 2
+
+
+def spent(run: str | Path | RunFolder) -> Spent:
+    """What a run has cost, by its folder."""
+    folder = run if isinstance(run, RunFolder) else RunFolder(from_home(run))
+    recipe = folder.recipe()
+    if not folder.metrics_file.exists():
+        raise BadInput(f"{folder.path} has no metrics.jsonl, so nothing was trained there; give a run of cmsf train")
+    images = _count(folder)
+    steps, epochs = images.train // recipe.batch_size, 0
+    seconds: list[float] = []
+    reached: dict[str, Reached] = {}
+    for line in epoch_lines(folder.metrics_file):
+        step = line.get("step")
+        if type(step) is not int or not steps or step % steps or not epochs < step // steps <= recipe.epochs:
+            raise BadInput(f"{folder.metrics_file} has epochs that are not those of its recipe and images")
+        epochs = step // steps
+        rate = _number(line.get("images_per_second"))
+        seconds.append(steps * recipe.batch_size / rate if rate else math.inf)
+        reached |= _reached(line, BALLOTS, epochs)
+    whole = len(seconds) == epochs and math.isfinite(sum(seconds))
+    return Spent(
+        recipe,
+        images.train,
+        images.test,
+        images.classes,
+        epochs,
+        compute_of(recipe, images.train, epochs),
+        clean_views_of(recipe, images.train, images.labelled, epochs),
+        math.fsum(seconds) if whole else None,
+        reached | _evaluated(folder, epochs),
+        images.are_imagenet,
+        images.tested_on,
+    )
+
+
+@dataclass(frozen=True)
+class _Images:
+    """How many images of each kind a run has."""
+
+    train: int
+    labelled: int
+    classes: int
+    test: int
+    tested_on: str
+
+    @property
+    def are_imagenet(self) -> bool:
+        return (
+            self.classes == IMAGENET_CLASSES
+            and math.isclose(self.train, IMAGENET_IMAGES, rel_tol=_NEARLY)
+            and math.isclose(self.test, IMAGENET_TEST_IMAGES, rel_tol=_NEARLY)
+        )
+
+
+def _count(folder: RunFolder) -> _Images:
+    """Once for a list: a page that is written after every epoch should not read ImageNet's each time."""
+    file = folder.data_file
+    known = file.stat() if file.exists() else None
+    return _counted(folder.path.resolve(), *((known.st_mtime_ns, known.st_size, known.st_ino) if known else ()))
+
+
+@lru_cache(maxsize=32)
+def _counted(path: Path, *_as_it_was_written: int) -> _Images:
+    listed = RunFolder(path).columns()
+    rows = list(zip(listed["split"], listed["label"], listed["truth"], listed["path"], strict=True))
+    train = [(label, truth) for split, label, truth, _ in rows if split == "train"]
+    test = sorted(f"{path!a} {truth!a}" for split, _, truth, path in rows if split == "test")
+    return _Images(
+        train=len(train),
+        labelled=sum(label is not None for label, _ in train),
+        classes=len({truth for _, truth in train} - {None}),
+        test=len(test),
+        tested_on=sha256("\n".join(test).encode()).hexdigest(),
+    )
+
+
+def _passes(recipe: Resolved) -> tuple[Passes, Passes]:
+    """Of an image of the batch, and of a labelled one beside it.
+
+    What goes through the online encoder goes back too: FixMatch's weak views as well, which the paper counts forward
+    alone, for they share a batch, and so BatchNorm's statistics, with those that it learns from.
+    """
+    objective, small = objective_of(recipe), share_of_pass(recipe.extra_size, recipe.size)
+    online = [view for together in objective.online for view in together]
+    target = [view for together in objective.target for view in together]
+
+    def of_batch(views: list[int]) -> float:
+        return sum(small if view >= EXTRA else 1 for view in views if view != SUPPORT)
+
+    learned, asides = of_batch(online), online.count(SUPPORT)
+    batch = Passes(learned + of_batch(target) + embeds_third_view(recipe), learned, recipe.batch_size)
+    beside = max(1, recipe.support_classes) * recipe.support_images
+    return batch, Passes(asides, asides, beside) if asides else Passes()
+
+
+def _evaluated(folder: RunFolder, epochs: int) -> dict[str, Reached]:
+    """Figures of evaluations on the run's own images, as far as there are any; they are of all its epochs."""
+    found: dict[str, Reached] = {}
+    for metric, name in _RESULTS.items():
+        file = folder.results / f"{metric}.json"
+        if file.exists():
+            result = read_json(file)
+            figures = result.get("figures") if isinstance(result, dict) else None
+            found |= _reached(figures, [name], epochs) if isinstance(figures, dict) else {}
+    return found
+
+
+def _reached(said: dict[str, Any], names: Iterable[str], epochs: int) -> dict[str, Reached]:
+    figures = {name: _number(said.get(name)) for name in names}
+    return {name: Reached(figure, epochs) for name, figure in figures.items() if figure is not None}
+
+
+def _number(value: Any) -> float | None:
+    """What a file has in the place of a number that is not negative, if it is one."""
+    plain = type(value) is float or (type(value) is int and abs(value) < 2**53)
+    return float(value) if plain and 0 <= value < math.inf else None

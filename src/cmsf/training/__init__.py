@@ -1,0 +1,1 @@
+"""Training: the loop, its batches, schedule, validation, checkpoints and metrics."""

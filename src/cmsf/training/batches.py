@@ -1,0 +1,61 @@
+"""What is read for every step: which images, in which order, and labelled ones beside them where they are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import repeat
+from typing import cast
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from cmsf.data import Dataset, Support, feed
+from cmsf.data.transforms import Batch, Crop
+from cmsf.method.losses import SUPPORT
+from cmsf.recipes.recipe import Resolved
+from cmsf.utils.distributed import World
+from cmsf.utils.errors import BadInput
+
+
+class Reading:
+    """The batches of a run, from any step on; of several processes, each reads its share."""
+
+    def __init__(self, recipe: Resolved, data: Dataset, world: World) -> None:
+        self.recipe, self.images, self.world = recipe, data.train, world
+        self.steps_per_epoch = len(data.train) // recipe.batch_size  # the last incomplete batch is dropped
+        self.total = self.steps_per_epoch * recipe.epochs
+
+    def batches(
+        self, step: int, crops: Mapping[int, Crop], device: torch.device, workers: int, say: Callable[[str], None]
+    ) -> Iterator[tuple[Batch, Batch | None]]:
+        """What is left to learn from; what one process cannot read stops all of them at the same step."""
+        crops, beside = dict(crops), cast(Iterator[Batch | None], repeat(None))
+        read = partial(feed, self.images, seed=self.recipe.seed, device=device, workers=workers, say=say)
+        if SUPPORT in crops:
+            beside = read(self.world.agreed(lambda: self._support_plan(step)), {SUPPORT: crops.pop(SUPPORT)})
+        pairs = zip(read(self._plan(step), crops), beside, strict=False)
+        for _ in range(step, self.total):
+            yield self.world.agreed(lambda: next(pairs))
+
+    def _plan(self, first: int) -> Iterator[tuple[int, Int[Tensor, " b"]]]:
+        """The epoch and the images of every step from here on, as far as they are this process's share."""
+        size, epoch, order = self.recipe.batch_size, -1, None
+        for step in range(first, self.total):
+            now, position = divmod(step, self.steps_per_epoch)
+            if order is None or now != epoch:
+                epoch, order = now, self.images.order(self.recipe.seed, now)
+            yield epoch, order[position * size : (position + 1) * size][self.world.part(size)]
+
+    def _support_plan(self, first: int) -> Iterator[tuple[int, Int[Tensor, " s"]]]:
+        """The labelled images of every step from here on; the step stands for the epoch, so no view comes twice."""
+        recipe = self.recipe
+        support = Support(self.images.label, recipe.support_classes, recipe.support_images, recipe.seed)
+        least = len(support(0))
+        if least < self.world.size:
+            raise BadInput(
+                f"{least} labelled images beside a batch are less than {self.world.size} processes; use fewer"
+            )
+        chosen = ((step, support(step)) for step in range(first, self.total))
+        return ((step, index[self.world.part(len(index))]) for step, index in chosen)

@@ -1,0 +1,34 @@
+"""What a run does against misfortune: choices of the machine's owner, which change no result."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from cmsf.utils.errors import BadInput
+
+OnFullDisk = Literal["stop", "go-on"]
+OnCollapse = Literal["warn", "stop"]
+
+
+@dataclass(frozen=True)
+class Precautions:
+    """checkpoint_minutes: so long after a checkpoint there is another, in the middle of an epoch too; 0: never.
+    on_full_disk: whether training stops where there is no room for a checkpoint or a line of the log.
+    on_collapse: what is done when the embeddings of all images become the same."""
+
+    checkpoint_minutes: float = 15
+    on_full_disk: OnFullDisk = "stop"
+    on_collapse: OnCollapse = "warn"
+
+    def __post_init__(self) -> None:
+        minutes = self.checkpoint_minutes
+        if type(minutes) not in (int, float) or not 0 <= minutes < math.inf:
+            raise BadInput(f"--checkpoint-minutes {minutes} will not do; it takes a number of minutes, 0 for never")
+        for flag, chosen, kind in (
+            ("--on-full-disk", self.on_full_disk, OnFullDisk),
+            ("--on-collapse", self.on_collapse, OnCollapse),
+        ):
+            if chosen not in get_args(kind):
+                raise BadInput(f"{flag} {chosen} will not do; it takes {' or '.join(get_args(kind))}")

@@ -1,0 +1,266 @@
+"""What `auto` means for these images, or one message that says what of a recipe does not fit them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import torch
+
+from cmsf.data import Dataset
+from cmsf.method.build import objective_of
+from cmsf.method.losses import Objective
+from cmsf.models.backbones import feature_width, make_backbone
+from cmsf.recipes.recipe import AUTO, Recipe, Resolved
+from cmsf.utils.errors import BadInput
+from cmsf.utils.memory import available_memory
+
+LARGEST_SMALL_IMAGE = 64
+_LARGEST_AUTO_BANK = 128_000
+_MANY_IMAGES = 20_000
+_PAPERS_CROP, _SWAV_CROP = 0.2, 0.14
+_AUTO_LABELLED, _AUTO_SUPPORT = 64, 640
+"""Labelled images beside a batch: FixMatch's and PAWS's on CIFAR-10."""
+_MOST_SUPPORT_CLASSES = 200
+_EXPECTED_CLASSES = 10
+_BYTES, _COPIES = 4, 4
+"""Of a number; and of each weight: online, target, gradient and momentum."""
+
+
+def resolve(recipe: Recipe, data: Dataset, typical_side: int, processes: int = 1, bank_shares: int = 1) -> Resolved:
+    """The recipe with a number for every `auto`.
+
+    processes: on this machine; bank_shares: between how many processes a bank is divided.
+    """
+    images, objective = len(data.train), objective_of(recipe)
+    _check_objective(recipe)
+    if images < 2:
+        raise BadInput(f"{data.name} has {images} training images; two are the least to learn from")
+    bank, batch = _bank_and_batch(recipe, objective, images)
+    if recipe.objective == "mean-shift":
+        _check_neighbours(recipe, bank)
+    _check_labels(recipe, objective, data)
+    support = _support(recipe, data) if objective.wants_support else (0, 0)
+    resolved, width = _settled(recipe, bank, batch, support, typical_side, data.in_memory)
+    _check_memory(resolved, width, -(-bank // bank_shares), processes)
+    return resolved
+
+
+def expected(recipe: Recipe, images: int, typical_side: int) -> Resolved:
+    """What `resolve` would say of so many images of this size, of which no more is known: they are not in memory, and
+    there are labels enough, of ten classes."""
+    objective = objective_of(recipe)
+    _check_objective(recipe)
+    bank, batch = _bank_and_batch(recipe, objective, images)
+    if recipe.objective == "mean-shift":
+        _check_neighbours(recipe, bank)
+    support = _expected_support(recipe) if objective.wants_support else (0, 0)
+    with torch.device("meta"):  # shapes are all that is asked for
+        return _settled(recipe, bank, batch, support, typical_side, in_memory=False)[0]
+
+
+def _settled(
+    recipe: Recipe, bank: int, batch: int, support: tuple[int, int], typical_side: int, in_memory: bool
+) -> tuple[Resolved, int]:
+    """The recipe with these numbers and those that follow from its network, and how many features that has."""
+    warmup = recipe.epochs // 20 if recipe.warmup_epochs == AUTO else recipe.warmup_epochs
+    if warmup >= recipe.epochs:
+        raise BadInput(f"--warmup-epochs {warmup} leaves nothing of --epochs {recipe.epochs}; use fewer, or auto")
+    size = view_size(recipe, typical_side)
+    extra_size = max(8, round(size * 3 / 7)) if recipe.extra_size == AUTO else recipe.extra_size
+    with torch.random.fork_rng(devices=[]):
+        backbone = make_backbone(recipe.backbone, recipe.stem, size)
+        width = feature_width(backbone, recipe.backbone, size)
+        if recipe.extra_crops:  # a network for one size alone cannot have them
+            feature_width(backbone, recipe.backbone, extra_size)
+    if recipe.extra_crop_least > recipe.extra_crop_most:
+        raise BadInput(
+            f"--extra-crop-least {recipe.extra_crop_least} exceeds --extra-crop-most {recipe.extra_crop_most}; "
+            "swap them"
+        )
+    least = _SWAV_CROP if recipe.extra_crops else _PAPERS_CROP
+    hidden = 2 * width if recipe.projection_hidden == AUTO else recipe.projection_hidden
+    numbers = {
+        "size": size,
+        "weak_crop": least if recipe.weak_crop == AUTO else recipe.weak_crop,
+        "strong_crop": least if recipe.strong_crop == AUTO else recipe.strong_crop,
+        "extra_size": extra_size,
+        "cache": "ram" if in_memory else "off",
+        "bank_size": bank,
+        "support_classes": support[0],
+        "support_images": support[1],
+        "batch_size": batch,
+        "warmup_epochs": warmup,
+        "projection_hidden": hidden,
+        "projection_dim": max(2, width // 4) if recipe.projection_dim == AUTO else recipe.projection_dim,
+        "prediction_hidden": hidden if recipe.prediction_hidden == AUTO else recipe.prediction_hidden,
+    }
+    return Resolved(**(asdict(recipe) | numbers)), width
+
+
+def _check_memory(recipe: Resolved, width: int, rows: int, processes: int) -> None:
+    """Refuse heads and a bank that no memory holds, which would cost the whole machine dear."""
+    hidden, dim, between = recipe.projection_hidden, recipe.projection_dim, recipe.prediction_hidden
+    weights = width * hidden + max(0, recipe.projection_layers - 2) * hidden**2 + hidden * dim + 2 * dim * between
+    needed, there = processes * _BYTES * (_COPIES * weights + rows * dim), available_memory()
+    if needed > there:
+        each = f" in {processes} processes" if processes > 1 else ""
+        raise BadInput(
+            f"heads of --projection-hidden {hidden} and --projection-dim {dim} and {rows} rows of a bank take "
+            f"{needed / 1e9:.0f} GB of memory{each}, and {there / 1e9:.0f} GB are free; use smaller ones"
+        )
+
+
+def view_size(recipe: Recipe, typical_side: int) -> int:
+    if recipe.size != AUTO:
+        return recipe.size
+    return max(8, typical_side) if typical_side <= LARGEST_SMALL_IMAGE else 128
+
+
+_ONLY_FOR: dict[str, tuple[str, ...]] = {
+    "temperature": ("supcon", "prototypes", "info-nce", "nnclr", "simclr", "isd", "paws"),
+    "target_temperature": ("isd",),
+    **dict.fromkeys(("constraint", "companions", "companion_k", "k", "unconstrained_weight"), ("mean-shift",)),
+    **dict.fromkeys(("pseudo_labels", "pseudo_cache", "pseudo_epochs", "pseudo_lr"), ("mean-shift",)),
+    "include_query": ("mean-shift", "supcon"),
+    "pseudo_threshold": ("mean-shift", "fixmatch"),
+    "support_classes": ("paws",),
+    "support_images": ("paws", "fixmatch"),
+    "sharpening": ("paws",),
+    "unlabelled_weight": ("fixmatch",),
+    "extra_crops": ("mean-shift", "paws"),
+}
+"""Settings that not every objective has a use for."""
+
+
+def _check_objective(recipe: Recipe) -> None:
+    usual = Recipe(support_images=0) if recipe.support_images == 0 else Recipe()  # 0: none, in a run's own recipe
+    for name, objectives in _ONLY_FOR.items():
+        value = getattr(recipe, name)
+        if recipe.objective not in objectives and value != getattr(usual, name):
+            flag = f"--{name.replace('_', '-')} {value}"
+            raise BadInput(
+                f"{recipe.objective} has no use for {flag}; leave it out (it is for {', '.join(objectives)})"
+            )
+    if recipe.objective == "paws" and recipe.support_classes in (0, 1):
+        raise BadInput(
+            f"paws tells classes apart, so --support-classes {recipe.support_classes} will not do; use 2 or more"
+        )
+
+
+def _bank_and_batch(recipe: Recipe, objective: Objective, images: int) -> tuple[int, int]:
+    bank = 0 if objective.bank == "none" else min(_LARGEST_AUTO_BANK, images)
+    if recipe.bank_size != AUTO:
+        if bool(recipe.bank_size) != bool(bank):
+            kept = "needs a bank" if bank else "keeps no bank"
+            raise BadInput(f"{recipe.objective} {kept}, so --bank-size {recipe.bank_size} will not do; use auto")
+        bank = recipe.bank_size
+    if bank > images:
+        raise BadInput(
+            f"--bank-size {bank} exceeds the {images} images, and a row per image is all a bank can hold; "
+            f"use {images} or less, or auto"
+        )
+    most = bank or images
+    batch = _auto_batch(images, most) if recipe.batch_size == AUTO else recipe.batch_size
+    if batch > images:
+        raise BadInput(f"--batch-size {batch} exceeds the {images} images; use {_auto_batch(images, most)}, or auto")
+    if batch > most:
+        raise BadInput(f"--batch-size {batch} exceeds --bank-size {bank}, which must hold a batch; use {bank} or less")
+    return bank, batch
+
+
+def _auto_batch(images: int, bank: int) -> int:
+    """The paper's 256; 128 where an epoch is short; for few images the power of two that leaves four steps an epoch."""
+    batch = 256 if images >= _MANY_IMAGES else 128
+    while batch > 2 and batch > min(bank, images // 4):
+        batch //= 2
+    return batch
+
+
+def _check_neighbours(recipe: Recipe, bank: int) -> None:
+    if recipe.k == "all":
+        if recipe.constraint == "none" or recipe.unconstrained_weight > 0:
+            raise BadInput("--k all without a constraint pulls every image to the mean of the bank; use a number")
+    elif recipe.k > bank:
+        raise BadInput(f"--k {recipe.k} exceeds the bank's {bank} rows; use {bank} or less")
+    if recipe.constraint == "companion" and recipe.companion_k > bank:
+        raise BadInput(f"--companion-k {recipe.companion_k} exceeds the bank's {bank} rows; use {bank} or less")
+
+
+def _check_labels(recipe: Recipe, objective: Objective, data: Dataset) -> None:
+    images, labelled = len(data.train), len(data.train.labelled)
+    if recipe.pseudo_labels != "none" and recipe.constraint != "label":
+        raise BadInput(
+            f"--pseudo-labels {recipe.pseudo_labels} needs --constraint label; use it, or --pseudo-labels none"
+        )
+    if not objective.learns_from_labels:
+        return
+    if not labelled:
+        raise BadInput(
+            f"{recipe.name} learns from labels, and none of the {images} images has one; "
+            "put each class into a folder of its own, give a list with --labels, or use cmsf-self"
+        )
+    present = data.train.label[data.train.labelled].unique()
+    if len(present) < 2:
+        only = data.label_names[int(present[0])]
+        raise BadInput(
+            f"{recipe.name} needs two classes or more, and all {labelled} labels are {only!r}; use cmsf-self"
+        )
+    if recipe.k == "all" and labelled < images:
+        raise BadInput(
+            f"--k all pulls an image to its whole class, and {images - labelled} of {images} have none; use --k 10"
+        )
+    if objective.wants_support or recipe.pseudo_labels != "none" or recipe.name.startswith("cmsf-semi"):
+        _check_few_labels(recipe, data)
+
+
+def _support(recipe: Recipe, data: Dataset) -> tuple[int, int]:
+    """How many classes, and how many labelled images of each, come beside a batch; 0 classes: of all together."""
+    label = data.train.label[data.train.labelled]
+    present, count = label.unique(return_counts=True)
+    if recipe.support_classes == 0:
+        images = min(_AUTO_LABELLED, len(label)) if recipe.support_images == AUTO else recipe.support_images
+        if not 0 < images <= len(label):
+            raise BadInput(
+                f"--support-images {images} will not do: there are {len(label)} labelled images; use 1 to {len(label)}"
+            )
+        return 0, images
+    classes = min(_MOST_SUPPORT_CLASSES, len(present)) if recipe.support_classes == AUTO else recipe.support_classes
+    if classes > len(present):
+        raise BadInput(f"--support-classes {classes} exceeds the {len(present)} classes with labels; use fewer")
+    fewest, rarest = int(count.min()), data.label_names[int(present[count.argmin()])]
+    images = min(max(2, _AUTO_SUPPORT // classes), fewest) if recipe.support_images == AUTO else recipe.support_images
+    if not 0 < images <= fewest:
+        raise BadInput(
+            f"--support-images {images} will not do: {rarest!r} has {fewest} labelled images; use 1 to {fewest}, "
+            "or label more"
+        )
+    return classes, images
+
+
+def _expected_support(recipe: Recipe) -> tuple[int, int]:
+    """The same where nothing is known of the labels."""
+    if recipe.support_classes == 0:
+        return 0, _AUTO_LABELLED if recipe.support_images == AUTO else recipe.support_images
+    classes = _EXPECTED_CLASSES if recipe.support_classes == AUTO else recipe.support_classes
+    return classes, max(2, _AUTO_SUPPORT // classes) if recipe.support_images == AUTO else recipe.support_images
+
+
+def _check_few_labels(recipe: Recipe, data: Dataset) -> None:
+    images = len(data.train)
+    if len(data.train.labelled) == images:
+        raise BadInput(
+            f"every one of the {images} images has a label, so {recipe.name} has nothing to learn without; "
+            "use cmsf-sup, or fewer labels with --label-share 0.1 or --labels"
+        )
+    check_every_class_labelled(data)
+
+
+def check_every_class_labelled(data: Dataset) -> None:
+    """A class without labels could never be guessed, and its images would all be taken for others."""
+    missing = data.unlabelled_classes()
+    if missing:
+        first = f"{missing[0]!r}" if len(missing) == 1 else f"{len(missing)} classes, the first {missing[0]!r},"
+        raise BadInput(
+            f"no training image of {first} in {data.name} is labelled; label one of each class at least, "
+            "or leave the images of such classes out"
+        )

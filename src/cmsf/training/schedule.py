@@ -1,0 +1,38 @@
+"""Learning rate and target momentum as functions of the step alone, so that a resumed run needs no state for them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cmsf.recipes.recipe import Resolved
+
+
+@dataclass(frozen=True)
+class Schedule:
+    recipe: Resolved
+    steps_per_epoch: int
+
+    @property
+    def total(self) -> int:
+        return self.recipe.epochs * self.steps_per_epoch
+
+    def lr(self, step: int) -> float:
+        """A straight rise over the warm-up; over the rest a cosine to zero, or a tenth of it after each third."""
+        warmup = self.recipe.warmup_epochs * self.steps_per_epoch
+        if step < warmup:
+            return self.recipe.lr * (step + 1) / warmup
+        done, rest = step - warmup, self.total - warmup
+        return self.recipe.lr * (
+            _cosine(done / rest) if self.recipe.lr_schedule == "cosine" else 0.1 ** (3 * done // rest)
+        )
+
+    def target_momentum(self, step: int) -> float:
+        """A cosine from its first to its last value."""
+        first, last = self.recipe.target_momentum, self.recipe.target_momentum_end
+        return last + (first - last) * _cosine(step / self.total)
+
+
+def _cosine(share: float) -> float:
+    """1 at the start, 0 at the end."""
+    return 0.5 * (1 + math.cos(math.pi * share))

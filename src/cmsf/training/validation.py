@@ -1,0 +1,47 @@
+"""What a run says of its network while it trains: k-NN, and the classifier that may be trained along."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from cmsf.data import Dataset
+from cmsf.evaluation import Extractor, can_judge, evaluate_knn
+from cmsf.evaluation.predict import score_all
+from cmsf.evaluation.splits import HeldOut
+from cmsf.models.encoders import Encoders
+from cmsf.recipes.recipe import Resolved
+from cmsf.runs.classifier_folder import ALONG, ClassifierFolder
+from cmsf.utils.progress import part_of
+
+
+class Judge:
+    def __init__(self, recipe: Resolved, encoders: Encoders, data: Dataset, device: torch.device, workers: int) -> None:
+        self.recipe, self.data = recipe, data
+        self.backbone, self.head = encoders.online.backbone, encoders.classifier
+        self.features = Extractor(self.backbone, recipe.size, device, workers)
+
+    def due(self, epochs: int) -> bool:
+        """Whether the network is judged after so many epochs."""
+        every = self.recipe.evaluate_every
+        return can_judge(self.data) and (epochs == self.recipe.epochs or bool(every and epochs % every == 0))
+
+    def __call__(self) -> dict[str, float]:
+        with part_of("judging"):
+            figures = evaluate_knn(self.features, self.data).accuracy | self._classifier()
+        groups = {"classifier_groups": len(self.data.label_names)} if self.data.groups else {}
+        return figures | (groups if "classifier" in figures else {})
+
+    def _classifier(self) -> dict[str, float]:
+        """How often the classifier that is trained along is right on test images; nothing where there is none."""
+        held_out = HeldOut.of(self.data)
+        if self.head is None or held_out is None:
+            return {}
+        network = nn.Sequential(self.backbone, self.head)
+        return {"classifier": held_out.right(score_all(network, held_out.split, self.features)).figure}
+
+    def save_classifier(self, folder: ClassifierFolder) -> None:
+        if self.head is not None:
+            folder.save_head(self.head)
+            about = {"classes": list(self.data.label_names), "tune": ALONG, "features": self.head.in_features}
+            folder.save_about(about | {"head": "one linear layer, f → classes", "size": self.recipe.size})

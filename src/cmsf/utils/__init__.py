@@ -1,0 +1,1 @@
+"""What any program needs; nothing in here knows the method."""
