@@ -11,7 +11,7 @@ import torch
 from setting import WORKERS, Batches, Setting, View, endless_order
 from torch import Tensor, nn
 
-from cmsf.data import Dataset, Split, feed
+from cmsf.data import Dataset, Split, load_batches
 from cmsf.data.images import Files
 from cmsf.data.transforms import Augmentation, Batch, RandomCrop, colours, crop_and_resize
 from cmsf.data.transforms.crops import Draws
@@ -57,7 +57,7 @@ def cmsf_source(pictures: Tensor | Files, setting: Setting) -> Iterator[Batch]:
     """
     plan = enumerate(endless_order(len(pictures), setting.batch))
     crops = {number: cmsf_augmentation(view).crop for number, view in zip(NUMBERS, setting.views, strict=True)}
-    return feed(cmsf_split(pictures), plan, crops, seed=SEED, device="cpu", workers=WORKERS)
+    return load_batches(cmsf_split(pictures), plan, crops, seed=SEED, device="cpu", workers=WORKERS)
 
 
 def cmsf_split(pictures: Tensor | Files) -> Split:

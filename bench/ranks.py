@@ -28,7 +28,7 @@ from cmsf.method.constraints import Constraint, NearCompanion, Unconstrained
 from cmsf.method.distributed_bank import ReplicatedBank, ShardedBank
 from cmsf.method.rows import Rows
 from cmsf.runs.environment import describe_machine
-from cmsf.utils.distributed import World, joined
+from cmsf.utils.distributed import World, init_process_group
 from cmsf.utils.files import write_text
 
 SIZE, DIM, BATCH, K = 128_000, 512, 256, 5
@@ -38,7 +38,7 @@ CONSTRAINTS: dict[str, Constraint] = {"unconstrained": Unconstrained(), "near co
 def measure(rank: int, size: int, port: int, rounds: int, out: Path) -> None:
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    with joined(World(rank, size), torch.device("cpu")) as world:
+    with init_process_group(World(rank, size), torch.device("cpu")) as world:
         alone = partial(MemoryBank)
         ways = (
             {"one process": alone}
@@ -57,13 +57,13 @@ def measure(rank: int, size: int, port: int, rounds: int, out: Path) -> None:
         for turn in range(rounds + 1):
             for name, bank in banks.items():
                 for kind, constraint in CONSTRAINTS.items():
-                    world.wait()
+                    world.barrier()
                     start = time.perf_counter()
                     bank.find(query, constraint, K)
-                    world.wait()
+                    world.barrier()
                     if turn:  # the first one warms up
                         found[name][kind].append(time.perf_counter() - start)
-        if world.leads:
+        if world.is_main:
             out.write_text(json.dumps(found))
 
 

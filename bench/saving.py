@@ -31,7 +31,7 @@ from rich.console import Console
 import cmsf
 from cmsf.method.build import make_learner
 from cmsf.method.learner import Learner
-from cmsf.recipes import find
+from cmsf.recipes import get_recipe
 from cmsf.recipes.recipe import Resolved
 from cmsf.training.checkpointer import Keeper, Saver
 
@@ -119,7 +119,7 @@ def imagenet_learner() -> tuple[Resolved, Learner]:
     numbers = {"bank_size": 128_000, "batch_size": 256, "size": 224, "projection_hidden": 4096, "projection_dim": 512}
     numbers |= {"prediction_hidden": 4096, "support_classes": 0, "support_images": 0, "extra_size": 96}
     numbers |= {"weak_crop": 0.2, "strong_crop": 0.2, "warmup_epochs": 0}
-    recipe = replace(find("cmsf-self-imagenet", small_images=False), precision="bf16", cache="off")
+    recipe = replace(get_recipe("cmsf-self-imagenet", small_images=False), precision="bf16", cache="off")
     resolved = Resolved(**(vars(recipe) | numbers))
     learner = make_learner(resolved, torch.zeros(IMAGENET, dtype=torch.int64), "cpu")
     for parameter in learner.encoders.learning():

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from cmsf.data import open_source
-from cmsf.utils.files import atomically
+from cmsf.utils.files import atomic_write
 
 IMAGES = 10_000
 _TINY_CLASS = 50
@@ -73,5 +73,5 @@ def tiny(data: Path, into: Path, choosing: bool = False) -> Path:
 
 def _save(file: Path, **arrays: np.ndarray) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    with atomically(file) as temporary, temporary.open("wb") as stream:
+    with atomic_write(file) as temporary, temporary.open("wb") as stream:
         np.savez(stream, **arrays)  # type: ignore[arg-type]

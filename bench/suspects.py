@@ -23,9 +23,9 @@ from torch import Tensor
 
 import cmsf
 from cmsf.analysis.label_issues import BALLOT, LEAST, against_truth, verdicts
-from cmsf.data import load, open_source
+from cmsf.data import load_dataset, open_source
 from cmsf.data.labels import Labels, noisy
-from cmsf.evaluation import Extractor
+from cmsf.evaluation import FeatureExtractor
 from cmsf.evaluation.knn import nearest_training_images
 from cmsf.recipes.recipe import Recipe
 from cmsf.runs.environment import describe_machine
@@ -260,8 +260,10 @@ def main() -> None:
         for name in RECIPES
     }
     judge = runs["cmsf-self"]
-    others = load(open_source(subsets.cifar(given.data, given.runs, choosing=True)), Recipe(), judge.recipe.size)
-    features = Extractor(judge.backbone(), judge.recipe.size, kept=judge.folder.features)(others.train)
+    others = load_dataset(
+        open_source(subsets.cifar(given.data, given.runs, choosing=True)), Recipe(), judge.recipe.size
+    )
+    features = FeatureExtractor(judge.backbone(), judge.recipe.size, kept=judge.folder.features)(others.train)
     found = {
         "reported": {name: report(run) for name, run in runs.items()},
         "choosing": choose(features, others.train.truth, others.classes),

@@ -19,7 +19,7 @@ from cmsf.method.learner import Learner
 from cmsf.method.losses import SUPPORT
 from cmsf.recipes.recipe import Recipe
 from cmsf.training.resolve import resolve
-from cmsf.utils.distributed import World, asked_for, joined
+from cmsf.utils.distributed import World, init_process_group
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def together(size: int, work: Callable[..., Any], *given: Any, into: Path) -> li
 
 def _one(work: Callable[..., Any], given: tuple[Any, ...], into: Path) -> None:
     torch.set_num_threads(1)
-    with joined(asked_for(), torch.device("cpu")) as world:
+    with init_process_group(World.from_env(), torch.device("cpu")) as world:
         torch.save(work(world, *given), into / f"{world.rank}.pt")
 
 
@@ -88,7 +88,7 @@ def learn(world: World, recipe: Recipe, data: Dataset, steps: int, sharded: bool
 
 
 def _share(world: World, data: Dataset, seed: int, epoch: int, index: torch.Tensor) -> WholeBatch:
-    mine = index[world.part(len(index))]
+    mine = index[world.chunk(len(index))]
     return WholeBatch(mine, seed, epoch, data.train.pictures[mine])
 
 

@@ -3,7 +3,7 @@ import torch
 
 from cmsf.models.backbones import feature_width, make_backbone
 from cmsf.models.encoders import Encoders
-from cmsf.models.heads import perceptron
+from cmsf.models.heads import mlp
 from cmsf.utils.errors import BadInput
 
 
@@ -41,7 +41,7 @@ def test_a_size_that_a_backbone_cannot_take_is_refused() -> None:
 
 def test_the_target_starts_as_the_online_encoder_and_follows_it() -> None:
     torch.manual_seed(0)
-    encoders = Encoders(make_backbone("small-residual"), 8, perceptron(128, 16, 8))
+    encoders = Encoders(make_backbone("small-residual"), 8, mlp(128, 16, 8))
     for name, value in encoders.target.state_dict().items():
         assert torch.equal(value, encoders.online.state_dict()[name])
     before = [p.clone() for p in encoders.target.parameters()]

@@ -12,7 +12,7 @@ from cmsf.cli import main
 from cmsf.data import open_source
 from cmsf.data.imagenet import imagenet_100, simclr_files
 from cmsf.data.labels import Labels, changed
-from cmsf.data.prepare import listed_labels, load
+from cmsf.data.prepare import listed_labels, load_dataset
 from cmsf.data.sources.table import read_table
 from cmsf.recipes.recipe import Recipe
 
@@ -252,8 +252,8 @@ def test_the_recipe_s_options_give_the_labels_of_the_list(tmp_path: Path, capsys
         tmp_path / "x.csv",
     )
     source = open_source(tmp_path / "a.npz")
-    listed = load(source, Recipe(), 16, labels=tmp_path / "x.csv")
-    direct = load(source, Recipe(labels_per_class=5, label_noise=0.5, seed=2), 16)
+    listed = load_dataset(source, Recipe(), 16, labels=tmp_path / "x.csv")
+    direct = load_dataset(source, Recipe(labels_per_class=5, label_noise=0.5, seed=2), 16)
     assert len(direct.train.labelled) == 20
     assert (
         Labels(listed.train.label, listed.label_names).called()

@@ -32,16 +32,16 @@ from cmsf.method.constraints import Constraint, NearCompanion, SameLabel, Uncons
 from cmsf.method.distributed_bank import ReplicatedBank, ShardedBank
 from cmsf.method.learner import Learner
 from cmsf.method.rows import Rows
-from cmsf.models.sync_batchnorm import synchronise
-from cmsf.recipes import find as find_recipe
+from cmsf.models.sync_batchnorm import synchronize_batchnorm
+from cmsf.recipes import get_recipe as find_recipe
 from cmsf.recipes.recipe import Recipe
 from cmsf.runs import checkpoint
 from cmsf.runs.checkpoint import Checkpoint
 from cmsf.runs.folder import RunFolder
 from cmsf.training.resolve import resolve
-from cmsf.training.trainer import Training
+from cmsf.training.trainer import Trainer
 from cmsf.utils.constants import UNKNOWN
-from cmsf.utils.distributed import World, asked_for
+from cmsf.utils.distributed import World
 from cmsf.utils.errors import BadInput
 from cmsf.utils.screen import Screen
 
@@ -165,11 +165,11 @@ def network() -> nn.Sequential:
 
 def one_pass(world: World, images: torch.Tensor) -> dict[str, Any]:
     """Forwards and backwards through layers with BatchNorm, on one's share of the images."""
-    layers = synchronise(network(), world, torch.device("cpu"))
-    mine = images[world.part(len(images))].requires_grad_()
+    layers = synchronize_batchnorm(network(), world, torch.device("cpu"))
+    mine = images[world.chunk(len(images))].requires_grad_()
     output = world.gather(layers(mine))
     (output**3).sum().backward()
-    world.sum_gradients(layers.parameters())
+    world.all_reduce_gradients(layers.parameters())
     layers.eval()
     return {
         "output": output.detach(),
@@ -191,7 +191,7 @@ def shuffled(world: World, images: torch.Tensor) -> dict[str, Any]:
     """The target's embeddings of a batch with ShuffleBN, after one pass, and what BatchNorm has seen of it."""
     recipe, data = recipe_of("cmsf-self").changed({"batch_norm": "shuffle"}), noise(80, 8)
     learner = make_learner(resolve(recipe, data, 12), data.train.label, "cpu", world=world)
-    mine = images[world.part(len(images))]
+    mine = images[world.chunk(len(images))]
     target = learner.encoders.target
     assert target is not None
     return {"u": learner._embed(mine).of_all(world).embedding, "mean": target.backbone.stem[1].running_mean}
@@ -293,17 +293,17 @@ def test_a_divided_search_equals_the_slow_search_of_the_whole_bank(tmp_path: Pat
     ],
 )
 def test_torchrun_and_slurm_say_who_a_process_is(environment: dict[str, str], world: World) -> None:
-    assert asked_for(environment) == world
+    assert World.from_env(environment) == world
 
 
 @pytest.mark.parametrize("count", [1, 5, 16, 17])
 def test_shares_are_all_of_it_and_differ_by_one_at_most(count: int) -> None:
     worlds = [World(rank, 3) for rank in range(3)]
-    shares = [list(range(count)[world.part(count)]) for world in worlds]
+    shares = [list(range(count)[world.chunk(count)]) for world in worlds]
     assert [i for share in shares for i in share] == list(range(count))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    dealt = torch.cat([world.dealt(torch.arange(count)) for world in worlds])
-    assert torch.equal(dealt[worlds[0].undealt(count)], torch.arange(count))
+    dealt = torch.cat([world.shard(torch.arange(count)) for world in worlds])
+    assert torch.equal(dealt[worlds[0].unshard_order(count)], torch.arange(count))
 
 
 # What follows are real runs. Their steps are short, or else rounding grows a millionfold in them.
@@ -470,7 +470,7 @@ def at_steps(**actions: Any) -> None:
 
 def stopped_at(step: int, arguments: list[str]) -> int:
     """The last process alone gets a signal."""
-    if asked_for().rank == asked_for().size - 1:
+    if World.from_env().rank == World.from_env().size - 1:
         at_steps(**{f"step_{step}": lambda: os.kill(os.getpid(), signal.SIGTERM)})
     return main(arguments)
 
@@ -574,14 +574,14 @@ def test_two_ranks_that_collapse_say_so_once_and_stop_after_a_checkpoint(bars: P
 
 def with_weights_kept(place: Path, stop: int | None, arguments: list[str]) -> int:
     """Each process keeps the parameters that it has at the end."""
-    whole = Training.run
+    whole = Trainer.run
 
-    def run(self: Training) -> None:
+    def run(self: Trainer) -> None:
         whole(self)
         weights = {name: weight.detach() for name, weight in self.learner.encoders.named_parameters()}
         torch.save(weights, place / f"{self.world.rank}.pt")
 
-    Training.run = run  # type: ignore[method-assign]
+    Trainer.run = run  # type: ignore[method-assign]
     return main(arguments) if stop is None else stopped_at(stop, arguments)
 
 
@@ -613,7 +613,7 @@ def test_two_ranks_with_shuffle_bn_have_the_same_weights_and_a_stopped_run_of_th
 )
 def test_a_launcher_that_says_nonsense_is_told_so(environment: dict[str, str], message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        asked_for(environment)
+        World.from_env(environment)
 
 
 def test_a_batch_smaller_than_the_processes_is_refused(bars: Path, tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from PIL import Image
 from runs import TINY, StopAt, assert_same_run, metrics
 
 import cmsf
-from cmsf.data import Dataset, Split, Unreadable, feed, open_source
+from cmsf.data import Dataset, Split, Unreadable, load_batches, open_source
 from cmsf.data.loader import _Cutter
-from cmsf.data.prepare import load
+from cmsf.data.prepare import load_dataset
 from cmsf.data.sampling import epoch_order
 from cmsf.data.transforms import CentreCrop, CutBatch, RandomCrop, WholeBatch, cut_views
 from cmsf.recipes.recipe import Recipe
@@ -48,12 +48,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(folder: Path, cache: str) -> Dataset:
-    return load(open_source(folder), Recipe(cache=cache), 24)
+    return load_dataset(open_source(folder), Recipe(cache=cache), 24)
 
 
 def read(split: Split, workers: int, say: Callable[[str], None] = pytest.fail) -> list[CutBatch]:
     plan = [(epoch, index) for epoch in (0, 3) for index in split.order(1, epoch).split(7)]
-    batches = list(feed(split, plan, CROPS, seed=5, device="cpu", workers=workers, say=say))
+    batches = list(load_batches(split, plan, CROPS, seed=5, device="cpu", workers=workers, say=say))
     assert [(batch.epoch, batch.index.tolist()) for batch in batches] == [(e, i.tolist()) for e, i in plan]
     return batches
 
@@ -129,18 +129,19 @@ def test_a_worker_that_dies_is_replaced_though_the_parent_ignores_its_children(
 
 def test_photos_in_memory_are_cut_like_those_on_the_disk(photos: Path) -> None:
     """For views of this size the photos are kept as large as they are, so memory and disk hold the same pixels."""
-    in_memory, on_disk = (load(open_source(photos), Recipe(cache=cache), 60).train for cache in ("ram", "off"))
+    in_memory, on_disk = (load_dataset(open_source(photos), Recipe(cache=cache), 60).train for cache in ("ram", "off"))
     assert isinstance(in_memory.pictures, list)
     plan = [(0, torch.arange(12))]
     cuts = [
-        next(feed(split, plan, {0: RandomCrop(60)}, seed=1, device="cpu", workers=1)) for split in (in_memory, on_disk)
+        next(load_batches(split, plan, {0: RandomCrop(60)}, seed=1, device="cpu", workers=1))
+        for split in (in_memory, on_disk)
     ]
     assert torch.equal(cuts[0].parts[0], cuts[1].parts[0])
 
 
 def test_a_batch_is_what_its_images_show(photos: Path) -> None:
     split = opened(photos, "off").train
-    (batch,) = feed(split, [(0, torch.tensor([3, 1]))], {0: CentreCrop(24)}, seed=0, device="cpu", workers=1)
+    (batch,) = load_batches(split, [(0, torch.tensor([3, 1]))], {0: CentreCrop(24)}, seed=0, device="cpu", workers=1)
     whole = [split.pictures.decode(i, 48) for i in (3, 1)]
     expected = cut_views(whole, torch.tensor([3, 1]), {0: CentreCrop(24)}, 0, 0)[0].float() / 255
     assert torch.equal(batch.crop(CentreCrop(24), 0), expected)
@@ -150,7 +151,7 @@ def test_images_of_one_size_in_memory_go_whole(tmp_path: Path) -> None:
     for i in range(12):
         Image.new("RGB", (20, 20), (20 * i, 0, 0)).save(tmp_path / f"{i:02d}.png")
     split = opened(tmp_path, "ram").train
-    (batch,) = feed(split, [(0, torch.tensor([4, 2]))], CROPS, seed=0, device="cpu", workers=2)
+    (batch,) = load_batches(split, [(0, torch.tensor([4, 2]))], CROPS, seed=0, device="cpu", workers=2)
     assert isinstance(batch, WholeBatch)
     assert batch.pictures[:, 0, 0, 0].tolist() == [80, 40]
 
@@ -164,7 +165,7 @@ def test_the_first_image_that_cannot_be_read_is_named(photos: Path, workers: int
     try:
         plan = ((0, index) for index in torch.arange(20).split(4))
         with pytest.raises(Unreadable, match="there is no such file") as caught:
-            list(feed(split, plan, CROPS, seed=0, device="cpu", workers=workers))
+            list(load_batches(split, plan, CROPS, seed=0, device="cpu", workers=workers))
         assert caught.value.path == split.paths[9]
     finally:
         gone.write_bytes(content)

@@ -9,8 +9,8 @@ from helpers import write_npz
 from test_linear import separable
 from torch import nn
 
-from cmsf.data import Dataset, arrange, load, open_source
-from cmsf.evaluation import Extractor, Few, evaluate_few_labels, listed, seeded_shares
+from cmsf.data import Dataset, arrange, load_dataset, open_source
+from cmsf.evaluation import FeatureExtractor, Few, evaluate_few_labels, listed, seeded_shares
 from cmsf.evaluation.finetune import TuningCourse, fine_tune
 from cmsf.evaluation.predict import score_all
 from cmsf.recipes.recipe import Recipe
@@ -45,7 +45,7 @@ def test_labels_beyond_the_share_cannot_reach_the_classifiers() -> None:
     scrambled = data.train.truth.roll(1)
     scrambled[ten.index] = data.train.truth[ten.index]
     other = replace(data, train=replace(data.train, truth=scrambled))
-    first, second = (evaluate_few_labels(Extractor(network(), 12), one, [ten], 0) for one in (data, other))
+    first, second = (evaluate_few_labels(FeatureExtractor(network(), 12), one, [ten], 0) for one in (data, other))
     assert first.accuracy == second.accuracy
     assert first.accuracy["10 % linear"] > 60
 
@@ -53,7 +53,7 @@ def test_labels_beyond_the_share_cannot_reach_the_classifiers() -> None:
 def test_fine_tuning_moves_a_copy_of_the_whole_network_and_repeats() -> None:
     data, backbone = levels(), network()
     before = {name: value.clone() for name, value in backbone.state_dict().items()}
-    features = Extractor(backbone, 12)
+    features = FeatureExtractor(backbone, 12)
     first, second = (fine_tune(features, data.train, data.train.truth, 8, 3, seed=1) for _ in range(2))
     for name, value in backbone.state_dict().items():
         assert torch.equal(value, before[name])
@@ -79,7 +79,7 @@ def bars(tmp_path: Path) -> Path:
 
 def from_list(file: Path, bars: Path) -> Few:
     recipe = Recipe(seed=0)
-    data = load(open_source(bars), recipe, 16)
+    data = load_dataset(open_source(bars), recipe, 16)
     return listed(file, arrange(open_source(bars), recipe, labels=file), data)
 
 
@@ -87,7 +87,7 @@ def test_a_list_says_which_images_are_labelled_and_how(bars: Path, tmp_path: Pat
     file = tmp_path / "some.csv"
     file.write_text("index,label\n" + "".join(f"{i},{i % 2}\n" for i in range(20)))
     few = from_list(file, bars)
-    train = load(open_source(bars), Recipe(seed=0), 16).train
+    train = load_dataset(open_source(bars), Recipe(seed=0), 16).train
     assert few.name == "some"
     assert 10 < len(few.index) <= 20  # a tenth of all is held out
     for place, label in zip(few.index.tolist(), few.label.tolist(), strict=True):
@@ -102,4 +102,4 @@ def test_a_list_of_other_classes_or_of_one_class_is_refused(bars: Path, tmp_path
         from_list(file, bars)
     one = Few("one", "", torch.tensor([0, 3]), torch.tensor([0, 0]))
     with pytest.raises(BadInput, match="labels of 1 class"):
-        evaluate_few_labels(Extractor(network(), 12), levels(), [one], 0)
+        evaluate_few_labels(FeatureExtractor(network(), 12), levels(), [one], 0)

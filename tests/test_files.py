@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from cmsf.utils.files import atomically, write_text
+from cmsf.utils.files import atomic_write, write_text
 
 
 def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
@@ -10,7 +10,7 @@ def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
     write_text(path, "old")
 
     def fail_in_the_middle() -> None:
-        with atomically(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_text("half of the ne")
             assert path.read_text() == "old"
             raise OSError("disk full")

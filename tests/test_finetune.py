@@ -21,7 +21,7 @@ from cmsf import api
 from cmsf.api import _how
 from cmsf.cli import main
 from cmsf.data import arrange, open_source
-from cmsf.evaluation import Extractor, finetune
+from cmsf.evaluation import FeatureExtractor, finetune
 from cmsf.evaluation.finetune import TuningCourse, fine_tune, fine_tune_in_rounds, new_classifier
 from cmsf.recipes.recipe import Recipe
 from cmsf.training import finetune as training_finetune
@@ -76,7 +76,7 @@ def contents(classifier: cmsf.Classifier) -> list[bytes]:
 
 
 def test_one_round_is_the_fine_tuning_of_few_labels_bit_for_bit() -> None:
-    data, like = levels(60), Extractor(network(), 12)
+    data, like = levels(60), FeatureExtractor(network(), 12)
     once = fine_tune(like, data.train, data.train.truth, 8, 3, seed=1, course=TuningCourse(epochs=3))
     rounds = new_classifier(like, 8, 3, seed=1)
     assert len(list(fine_tune_in_rounds(rounds, data.train, like, 1, course=TuningCourse(epochs=3)))) == 1
@@ -101,7 +101,7 @@ def test_round_two_learns_from_the_labelled_and_the_confident_alone_and_given_la
     monkeypatch.setattr(
         finetune, "train_classifier", lambda _, split, label, *__, **___: taught.append((split.paths, label.tolist()))
     )
-    first, second = fine_tune_in_rounds(torch.nn.Sequential(), split, Extractor(network(), 12), 0, rounds=2)
+    first, second = fine_tune_in_rounds(torch.nn.Sequential(), split, FeatureExtractor(network(), 12), 0, rounds=2)
     assert asked == [list(split.paths[4:])]
     assert taught == [
         (list(split.paths[:4]), [0, 1, 2, 0]),
@@ -112,7 +112,7 @@ def test_round_two_learns_from_the_labelled_and_the_confident_alone_and_given_la
 
 
 def test_each_round_goes_on_from_the_one_before_and_guesses_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    data, like = levels(60), Extractor(network(), 12)
+    data, like = levels(60), FeatureExtractor(network(), 12)
     split = replace(data.train, label=torch.where(torch.arange(60) < 30, data.train.truth, UNKNOWN))
     classifier, asked = new_classifier(like, 8, 3, seed=0), []
     real = finetune.score_readable

@@ -14,7 +14,7 @@ from PIL import Image
 import cmsf
 from cmsf.cli import main
 from cmsf.data import Dataset, Images, Source, Unreadable, open_source
-from cmsf.data.prepare import load as load_images
+from cmsf.data.prepare import load_dataset as load_images
 from cmsf.recipes.recipe import Recipe
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
@@ -22,7 +22,7 @@ from cmsf.utils.errors import BadInput
 FAST = {"epochs": 1, "batch_size": 16, "projection_hidden": 16, "projection_dim": 8}
 
 
-def load(source: Source | Path, size: int = 64, val: Source | None = None, **settings) -> Dataset:
+def load_dataset(source: Source | Path, size: int = 64, val: Source | None = None, **settings) -> Dataset:
     opened = open_source(source) if isinstance(source, Path) else source
     return load_images(opened, Recipe(**settings), size, val=val)
 
@@ -61,7 +61,7 @@ def test_class_folders_may_be_called_anything(tmp_path: Path) -> None:
     source = open_source(tmp_path)
     assert set(source.classes) == set(NAMES)
     assert [path.split("/")[0] for path in source.train.images.paths] == list(source.train.names)
-    data = load(source, cache="ram")
+    data = load_dataset(source, cache="ram")
     assert len(data.train) + len(data.test) == 2 * len(NAMES)
 
 
@@ -70,7 +70,7 @@ def test_class_folders_may_be_called_anything(tmp_path: Path) -> None:
 )
 def test_files_may_be_called_anything(name: str, tmp_path: Path) -> None:
     put(tmp_path / "folder with spaces" / name, 9)
-    data = load(tmp_path)
+    data = load_dataset(tmp_path)
     assert data.train.paths == [f"folder with spaces/{name}"]
     assert data.train.pictures[0][:, 0, 0].tolist() == [9, 0, 7]
 
@@ -78,7 +78,7 @@ def test_files_may_be_called_anything(name: str, tmp_path: Path) -> None:
 def test_two_spellings_of_one_letter_are_two_files(tmp_path: Path) -> None:
     for shade, form in enumerate(("NFC", "NFD")):
         put(tmp_path / normalize(form, "é.png"), shade)
-    data = load(tmp_path)
+    data = load_dataset(tmp_path)
     assert len(data.train) == 2
     assert {int(picture[0, 0, 0]) for picture in data.train.pictures} == {0, 1}
 
@@ -87,7 +87,7 @@ def test_a_class_is_the_same_however_its_letters_are_composed(tmp_path: Path) ->
     """A split that was copied from a Mac spells é as e and an accent."""
     for part, form in (("train", "NFC"), ("val", "NFD")):
         put_classes(tmp_path / part, normalize(form, "café"), normalize(form, "thé"))
-    data = load(tmp_path)
+    data = load_dataset(tmp_path)
     assert len(data.classes) == 2
     assert data.test.truth.unique().tolist() == data.train.truth.unique().tolist()
 
@@ -151,7 +151,7 @@ def test_files_that_are_no_images_are_counted_and_said_by_suffix(tmp_path: Path)
         (tmp_path / name).unlink()
     (tmp_path / "README").write_text("no image")
     assert open_source(tmp_path).notes == ("4 files are no images and were left alone: 3 .txt, 1 no suffix",)
-    assert load(tmp_path).notes == open_source(tmp_path).notes
+    assert load_dataset(tmp_path).notes == open_source(tmp_path).notes
 
 
 def test_a_folder_without_images_says_what_it_has(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_linked_folders_are_followed(tmp_path: Path) -> None:
     assert source.classes == ("cat", "dog")
     assert source.train.images.paths == [*(f"cat/{name}.png" for name in ("0", "1", "2", "linked")),
                                          *(f"dog/{i}.png" for i in range(3))]  # fmt: skip
-    assert len(load(source).train) + len(load(source).test) == 7
+    assert len(load_dataset(source).train) + len(load_dataset(source).test) == 7
 
 
 def test_a_linked_root_is_a_folder_like_any_other(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_link_to_nowhere_is_a_broken_image(tmp_path: Path) -> None:
     put_classes(tmp_path, "cat", "dog")
     (tmp_path / "cat" / "gone.png").symlink_to(tmp_path / "nowhere.png")
     with pytest.raises(BadInput, match=r"cannot read 1 image \(cat/gone\.png: there is no such file\)"):
-        load(tmp_path)
+        load_dataset(tmp_path)
 
 
 def test_the_order_is_not_the_file_system_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,10 +219,10 @@ def test_the_order_is_not_the_file_system_s(tmp_path: Path, monkeypatch: pytest.
 def test_where_a_folder_lies_does_not_change_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("here", "far/away"):
         put_classes(tmp_path / place / "photos", "cat", "dog", each=20)
-    first, second = (load(tmp_path / place / "photos") for place in ("here", "far/away"))
+    first, second = (load_dataset(tmp_path / place / "photos") for place in ("here", "far/away"))
     assert (first.train.paths, first.test.paths) == (second.train.paths, second.test.paths)
     monkeypatch.chdir(tmp_path / "here")
-    third = load(Path("photos"))
+    third = load_dataset(Path("photos"))
     assert (first.name, first.test.paths) == (third.name, third.test.paths)
 
 
@@ -251,7 +251,7 @@ def test_split_folders_are_splits_and_test_comes_first(folders: tuple[str, ...],
     sizes = {"train": 5, "trainval": 5, "val": 3, "test": 2}
     for folder in folders:
         put_classes(tmp_path / folder, "cat", "dog", each=sizes[folder])
-    data = load(tmp_path)
+    data = load_dataset(tmp_path)
     assert data.classes == ("cat", "dog")
     assert (len(data.train), len(data.test)) == (10, 2 * sizes[judged])
     assert all(path.startswith("train") for path in data.train.paths)
@@ -267,7 +267,7 @@ def test_an_unlabelled_test_part_leaves_val_to_be_judged_on(below: str, tmp_path
     put_classes(tmp_path / "val", "cat", "dog", each=2)
     for i in range(6):
         put(tmp_path / "test" / f"{below}{i}.png", i)
-    data = load(tmp_path)
+    data = load_dataset(tmp_path)
     assert data.test_origin == "4 images of val"
     assert "test with 6 images is set aside; val is judged on" in data.notes
     assert (data.test.truth != UNKNOWN).all()
@@ -284,14 +284,14 @@ def test_unlabelled_splits_have_no_classes(tmp_path: Path) -> None:
     for i in range(4):
         put(tmp_path / "train" / f"{i}.png", i)
     put_classes(tmp_path / "test", "cat", "dog")
-    data = load(tmp_path)
+    data = load_dataset(tmp_path)
     assert data.classes == ()
     assert data.train.truth.tolist() == [UNKNOWN] * 4
 
 
 def test_a_training_folder_alone_is_the_source(tmp_path: Path) -> None:
     put_classes(tmp_path / "train", "cat", "dog", each=10)
-    data = load(tmp_path)
+    data = load_dataset(tmp_path)
     assert data.classes == ("cat", "dog")
     assert (len(data.train), len(data.test)) == (18, 2)
 
@@ -299,7 +299,7 @@ def test_a_training_folder_alone_is_the_source(tmp_path: Path) -> None:
 def test_another_source_to_test_on_is_united_by_class_names_and_nothing_is_held_out(tmp_path: Path) -> None:
     put_classes(tmp_path / "mine", "cat", "dog", each=10)
     put_classes(tmp_path / "theirs", "dog", "ant", "zebra", each=2)
-    data = load(tmp_path / "mine", val=open_source(tmp_path / "theirs"))
+    data = load_dataset(tmp_path / "mine", val=open_source(tmp_path / "theirs"))
     assert len(data.train) == 20
     assert data.test_origin == "6 images of theirs"
     assert set(data.classes) == {"cat", "dog", "ant", "zebra"}
@@ -313,7 +313,7 @@ def test_another_source_to_test_on_takes_the_place_of_splits_and_that_is_said(tm
     put_classes(tmp_path / "mine" / "test", "cat", "dog", each=2)
     put_classes(tmp_path / "theirs" / "train", "cat", "dog", each=5)
     put_classes(tmp_path / "theirs" / "val", "cat", "dog", each=1)
-    data = load(tmp_path / "mine", val=open_source(tmp_path / "theirs"))
+    data = load_dataset(tmp_path / "mine", val=open_source(tmp_path / "theirs"))
     assert (len(data.train), len(data.test)) == (8, 2)
     assert data.test_origin == "2 images of theirs"
     assert data.notes == ("--val takes the place of test (4 images) of mine",)
@@ -329,7 +329,7 @@ def photos(tmp_path: Path) -> Path:
 
 def some_broken(photos: Path) -> tuple[Dataset, list[str]]:
     """The data set while it is whole, and images of both splits that are damaged afterwards."""
-    whole = load(photos)
+    whole = load_dataset(photos)
     chosen = [whole.test.paths[1], whole.train.paths[0], whole.train.paths[9], whole.train.paths[20]]
     damage(*(photos / path for path in chosen))
     return whole, chosen
@@ -338,7 +338,7 @@ def some_broken(photos: Path) -> tuple[Dataset, list[str]]:
 def test_all_broken_images_are_named_in_one_message(photos: Path) -> None:
     _, chosen = some_broken(photos)
     with pytest.raises(BadInput) as caught:
-        load(photos)
+        load_dataset(photos)
     said = str(caught.value)
     assert said.startswith("cannot read 4 images (")
     assert sum(path in said for path in chosen) == 3
@@ -346,7 +346,7 @@ def test_all_broken_images_are_named_in_one_message(photos: Path) -> None:
     assert said.endswith("--skip-broken")
     (photos / chosen[0]).unlink()
     with pytest.raises(BadInput) as caught:
-        load(photos)
+        load_dataset(photos)
     assert "cannot read 3 images" in str(caught.value)
     assert all(path in str(caught.value) for path in chosen[1:])
 
@@ -356,7 +356,7 @@ def test_broken_images_are_left_out_of_both_splits_and_the_others_stay_where_the
     cache: str, photos: Path
 ) -> None:
     whole, chosen = some_broken(photos)
-    data = load(photos, skip_broken=True, cache=cache)
+    data = load_dataset(photos, skip_broken=True, cache=cache)
     assert sorted(one.path for _, one in data.broken) == sorted(chosen)
     assert all(one.reason for _, one in data.broken)
     assert all((split == "test") == (one.path in whole.test.paths) for split, one in data.broken)
@@ -374,7 +374,7 @@ def test_broken_images_are_left_out_of_both_splits_and_the_others_stay_where_the
 
 def test_images_that_are_not_cached_are_not_read_before_they_are_needed(photos: Path) -> None:
     _, chosen = some_broken(photos)
-    data = load(photos, cache="off")
+    data = load_dataset(photos, cache="off")
     assert (len(data.train) + len(data.test), data.broken) == (30, ())
     place = list(data.train.paths).index(chosen[1])
     with pytest.raises(Unreadable, match=chosen[1]):
@@ -383,7 +383,7 @@ def test_images_that_are_not_cached_are_not_read_before_they_are_needed(photos: 
 
 def test_what_is_known_to_be_broken_is_left_out_again(photos: Path) -> None:
     _, chosen = some_broken(photos)
-    found = load(photos, skip_broken=True, cache="off")
+    found = load_dataset(photos, skip_broken=True, cache="off")
     again = load_images(
         open_source(photos),
         Recipe(skip_broken=True, cache="off"),
@@ -397,7 +397,7 @@ def test_a_pile_that_is_broken_altogether_is_refused(tmp_path: Path) -> None:
     for i in range(3):
         (tmp_path / f"{i}.jpg").write_text("no image")
     with pytest.raises(BadInput, match=r"no train image of .* can be read"):
-        load(tmp_path, skip_broken=True)
+        load_dataset(tmp_path, skip_broken=True)
     with pytest.raises(BadInput, match="cannot read 1 image"):
         cmsf.train("msf-small", tmp_path, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
@@ -437,11 +437,11 @@ def test_images_are_cached_by_their_measured_size(tmp_path: Path, monkeypatch: p
     decoded = 20 * 3 * 40 * 30  # the test split counts too
     for available, fits in ((2 * decoded, True), (2 * decoded - 2, False)):
         monkeypatch.setattr("cmsf.data.prepare.available_memory", lambda available=available: available)
-        data = load(tmp_path)
+        data = load_dataset(tmp_path)
         assert data.in_memory == fits
         assert isinstance(data.test.pictures, Images) != fits
-        assert load(tmp_path, cache="ram").in_memory
-        assert not load(tmp_path, cache="off").in_memory
+        assert load_dataset(tmp_path, cache="ram").in_memory
+        assert not load_dataset(tmp_path, cache="off").in_memory
 
 
 def test_large_images_count_as_what_is_kept_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,14 +449,14 @@ def test_large_images_count_as_what_is_kept_of_them(tmp_path: Path, monkeypatch:
         put(tmp_path / f"{i}.png", i, size=(400, 200))
     kept = 6 * 3 * 100 * 50  # twice a view of 25
     monkeypatch.setattr("cmsf.data.prepare.available_memory", lambda: 2 * kept)
-    data = load(tmp_path, size=25)
+    data = load_dataset(tmp_path, size=25)
     assert data.in_memory
     assert tuple(data.train.pictures.shape) == (6, 3, 50, 100)
-    assert not load(tmp_path, size=26).in_memory
+    assert not load_dataset(tmp_path, size=26).in_memory
 
 
 def test_cached_and_uncached_images_have_the_same_pixels(photos: Path) -> None:
-    cached, uncached = (load(photos, cache=cache) for cache in ("ram", "off"))
+    cached, uncached = (load_dataset(photos, cache=cache) for cache in ("ram", "off"))
     everything = torch.arange(len(cached.train))
     for one, other in zip(cached.train.read(everything, 128), uncached.train.read(everything, 128), strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())

@@ -16,7 +16,7 @@ import cmsf
 from cmsf.data import Dataset, open_source
 from cmsf.data.imagenet import coarse_groups, imagenet_100, simclr_files
 from cmsf.data.labels import Labels, changed, coarsened, noisy, number_of_each_class, read_groups, share_of_each_class
-from cmsf.data.prepare import load as load_images
+from cmsf.data.prepare import load_dataset as load_images
 from cmsf.data.sources.table import write_rows
 from cmsf.recipes.recipe import Recipe
 from cmsf.utils.constants import UNKNOWN
@@ -186,7 +186,7 @@ def test_wordnet_serves_folders_that_are_laid_out_like_tiny_imagenet(tmp_path: P
             Image.new("RGB", (16, 16), (50 * place, i, 0)).save(file)
     (tmp_path / "tiny" / "val" / "images").mkdir(parents=True)
     Image.new("RGB", (16, 16)).save(tmp_path / "tiny" / "val" / "images" / "val_0.JPEG")
-    data = load(tmp_path / "tiny", coarse_labels="wordnet")
+    data = load_dataset(tmp_path / "tiny", coarse_labels="wordnet")
     assert data.classes == tuple(sorted(wnids))
     assert data.train.truth.bincount().tolist() == [5] * 4
     assert len(data.label_names) == 3
@@ -229,7 +229,7 @@ def names(numbers: Tensor, called: tuple[str, ...]) -> list[str | None]:
     return Labels(numbers, called).called()
 
 
-def load(source: Path, labels: Path | None = None, **settings) -> Dataset:
+def load_dataset(source: Path, labels: Path | None = None, **settings) -> Dataset:
     return load_images(open_source(source), Recipe(**settings), 16, labels=labels)
 
 
@@ -250,7 +250,7 @@ def groups(tmp_path: Path) -> Path:
 
 
 def test_the_recipe_s_options_change_labels_and_leave_the_truth(arrays: Path, groups: Path) -> None:
-    plain = load(arrays)
+    plain = load_dataset(arrays)
     assert torch.equal(plain.train.label, plain.train.truth)
     options = [
         ({"label_share": 0.25}, 40, 0),
@@ -262,7 +262,7 @@ def test_the_recipe_s_options_change_labels_and_leave_the_truth(arrays: Path, gr
         ({"label_noise": 1.0, "label_share": 0.25}, 40, 40),
     ]
     for settings, labelled, wrong in options:
-        data = load(arrays, **settings)
+        data = load_dataset(arrays, **settings)
         assert torch.equal(data.train.truth, plain.train.truth)
         assert torch.equal(data.test.truth, plain.test.truth)
         assert (data.test.label == UNKNOWN).all()
@@ -276,7 +276,7 @@ def test_the_recipe_s_options_change_labels_and_leave_the_truth(arrays: Path, gr
 
 def test_labels_are_coarsened_then_chosen_then_made_noisy(arrays: Path, groups: Path) -> None:
     settings = {"coarse_labels": str(groups), "label_share": 0.1, "label_noise": 0.3, "seed": 11}
-    data = load(arrays, **settings)
+    data = load_dataset(arrays, **settings)
     step = coarsened(Labels.of(names(data.train.truth, data.classes), data.classes), read_groups(str(groups)), "")
     step = share_of_each_class(step, 0.1, seed=11)
     assert step.counts().tolist() == [8, 8]  # a tenth of each group
@@ -287,7 +287,7 @@ def test_labels_are_coarsened_then_chosen_then_made_noisy(arrays: Path, groups: 
 def test_the_options_work_on_listed_labels_too(arrays: Path, groups: Path, tmp_path: Path) -> None:
     rows = [(f"x_train/{i}", ("cat", "elm")[i % 2]) for i in range(100)]
     write_rows(tmp_path / "list.csv", ("path", "label"), rows)
-    data = load(arrays, tmp_path / "list.csv", coarse_labels=str(groups), labels_per_class=7)
+    data = load_dataset(arrays, tmp_path / "list.csv", coarse_labels=str(groups), labels_per_class=7)
     assert data.label_names == ("animal", "plant")
     assert data.train.label[data.train.labelled].bincount().tolist() == [7, 7]
     assert (data.train.labelled < 100).all()
@@ -297,7 +297,7 @@ def test_the_options_work_on_listed_labels_too(arrays: Path, groups: Path, tmp_p
 def test_training_gets_its_number_of_labels_where_a_tenth_is_held_out(seed: int, tmp_path: Path) -> None:
     images, label = images_of_classes(30, 10, 8)
     np.savez(tmp_path / "a.npz", x=images, y=label)
-    data = load(tmp_path / "a.npz", labels_per_class=2, seed=seed)
+    data = load_dataset(tmp_path / "a.npz", labels_per_class=2, seed=seed)
     assert data.train.label[data.train.labelled].bincount(minlength=10).tolist() == [2] * 10
 
 

@@ -27,7 +27,7 @@ from cmsf.method.losses import (
     CrossEntropy,
     FixMatch,
     InfoNCE,
-    Objective,
+    Loss,
     Prototypes,
     SimCLR,
     SimSiam,
@@ -38,7 +38,7 @@ from cmsf.method.losses import (
 from cmsf.method.pseudo_labels import _TRAINING
 from cmsf.method.rows import Rows
 from cmsf.method.supervision import PseudoLabels, ThirdView
-from cmsf.models.encoders import Encoded
+from cmsf.models.encoders import EncoderOutput
 from cmsf.recipes import BASELINES, METHODS, OURS
 from cmsf.recipes.recipe import Recipe, Resolved
 from cmsf.utils.constants import UNKNOWN
@@ -311,7 +311,7 @@ class Plan:
     method, changes: the recipe it is of, where that is not its name, and what is changed in it.
     """
 
-    loss: Objective
+    loss: Loss
     online: tuple[tuple[int, ...], ...]
     target: tuple[tuple[int, ...], ...] = ()
     heads: tuple[str, ...] = ("projector",)
@@ -379,8 +379,8 @@ class BaselineByHand:
                 made.append(self.views[view](WholeBatch(whose, SEED, when, PICTURES[whose]), view).double())
             return torch.cat(made), [len(each) for each in made]
 
-        online: dict[int, Encoded] = {}
-        target: dict[int, Encoded] = {}
+        online: dict[int, EncoderOutput] = {}
+        target: dict[int, EncoderOutput] = {}
         for together in self.plan.online:
             whole, counts = images(together)
             features = self.encoders.online.backbone(whole)
@@ -391,14 +391,14 @@ class BaselineByHand:
             for view, count in zip(together, counts, strict=True):
                 part = slice(start, start + count)
                 unit = (normalize(output, dim=1)[part] for output in (projection, prediction))
-                online[view] = Encoded(*unit, scores[part])
+                online[view] = EncoderOutput(*unit, scores[part])
                 start += count
         for together in self.plan.target:
             (view,) = together  # no paper has the target see two views as one batch
             with torch.no_grad():
                 f = self.encoders.target
                 u = normalize(f.projector(f.backbone(images(together)[0])), dim=1)
-            target[view] = Encoded(u, u, u[:, :0])
+            target[view] = EncoderOutput(u, u, u[:, :0])
 
         seen = target or online
         u = (seen[FIRST] if FIRST in seen else seen[SECOND]).embedding.detach()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cmsf.data import Dataset, Split
-from cmsf.evaluation import Extractor, evaluate_linear
+from cmsf.evaluation import FeatureExtractor, evaluate_linear
 from cmsf.evaluation.linear import Layer, fit_path
 
 
@@ -78,9 +78,9 @@ def test_what_is_there_to_be_learned_is_found_and_noise_is_not() -> None:
     backbone = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     names = ("a", "b", "c")
     data = Dataset("levels", names, names, separable(240, 0), separable(90, 1), "90 images")
-    result = evaluate_linear(Extractor(backbone, 12), data)
+    result = evaluate_linear(FeatureExtractor(backbone, 12), data)
     assert result.accuracy["linear top-1"] > 90
     assert result.protocol["weight decay"] in (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
     report = result.report()["measures"]["linear top-1"]["accuracy"]
     assert report["low"] <= report["value"] <= report["high"]
-    assert evaluate_linear(Extractor(backbone, 12), noise(240, 90)).accuracy["linear top-1"] < 60
+    assert evaluate_linear(FeatureExtractor(backbone, 12), noise(240, 90)).accuracy["linear top-1"] < 60

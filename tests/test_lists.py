@@ -11,7 +11,7 @@ from PIL import Image
 
 from cmsf.data import Dataset, open_source
 from cmsf.data.prepare import listed_labels
-from cmsf.data.prepare import load as load_images
+from cmsf.data.prepare import load_dataset as load_images
 from cmsf.data.sources.table import read_mapping, read_table, write_rows
 from cmsf.recipes.recipe import Recipe
 from cmsf.utils.constants import UNKNOWN
@@ -42,7 +42,7 @@ def write_parquet(place: Path, /, **columns) -> Path:
     return place
 
 
-def load(source: Path, labels: Path | None = None, val: Path | None = None, **settings) -> Dataset:
+def load_dataset(source: Path, labels: Path | None = None, val: Path | None = None, **settings) -> Dataset:
     other = None if val is None else open_source(val)
     return load_images(open_source(source), Recipe(**settings), 32, labels=labels, val=other)
 
@@ -101,7 +101,7 @@ def test_a_blank_label_and_minus_one_are_none(folder: Path) -> None:
         "photos/dog/0.png,0",
         "photos/dog/1.png,1",
     ]
-    data = load(write(folder / "list.csv", "path,label", *lines), val=folder / "photos")
+    data = load_dataset(write(folder / "list.csv", "path,label", *lines), val=folder / "photos")
     assert data.train.truth.tolist() == [UNKNOWN, UNKNOWN, UNKNOWN, 0, 1]
 
 
@@ -129,7 +129,7 @@ def test_a_column_split_names_the_splits(folder: Path) -> None:
     rows = [f"photos/{name}.png,{name[:3]},{part}" for name, part in zip(names, parts, strict=True)]
     source = open_source(write(folder / "list.csv", "path,label,split", *rows))
     assert {name: len(part) for name, part in source.parts.items()} == {"train": 3, "val": 1, "test": 2}
-    data = load(folder / "list.csv")
+    data = load_dataset(folder / "list.csv")
     assert (len(data.train), data.test_origin) == (3, "2 images of test")
     (note,) = data.notes
     assert note.startswith("val with 1 image")
@@ -153,7 +153,7 @@ def test_absolute_paths_are_what_they_are(folder: Path) -> None:
 def test_an_image_that_is_not_there_is_named(folder: Path) -> None:
     file = write(folder / "list.csv", "path,label", "photos/cat/0.png,cat", "photos/cat/9.png,cat")
     with pytest.raises(BadInput, match=r"cannot read 1 image \(photos/cat/9\.png: there is no such file\)"):
-        load(file)
+        load_dataset(file)
 
 
 PARQUET_LABELS = [
@@ -284,7 +284,7 @@ def test_labels_are_matched_by_index(kind: str, tmp_path: Path) -> None:
         file = write(tmp_path / "labels.csv", "index,label", "3,red", "0,blue", "4,")
     else:
         file = write_parquet(tmp_path / "labels.parquet", index=[3, 0, 4], label=["red", "blue", None])
-    data = load(tmp_path / "a.npz", file, val=tmp_path / "a.npz")
+    data = load_dataset(tmp_path / "a.npz", file, val=tmp_path / "a.npz")
     assert data.test.label.tolist() == [UNKNOWN] * 5  # the same images, but to be tested on
     assert data.label_names == ("blue", "red")
     assert data.train.label.tolist() == [0, UNKNOWN, UNKNOWN, 1, UNKNOWN]
@@ -294,13 +294,13 @@ def test_labels_are_matched_by_index(kind: str, tmp_path: Path) -> None:
 def test_labels_of_arrays_are_matched_by_what_stands_for_a_path(tmp_path: Path) -> None:
     images = np.zeros((4, 8, 8), np.uint8)
     np.savez(tmp_path / "a.npz", x_train=images, y_train=np.arange(4) % 2, x_test=images[:2], y_test=np.arange(2))
-    data = load(tmp_path / "a.npz", write(tmp_path / "labels.csv", "path,label", "x_train/2,red", "x_train/1,"))
+    data = load_dataset(tmp_path / "a.npz", write(tmp_path / "labels.csv", "path,label", "x_train/2,red", "x_train/1,"))
     assert data.train.label.tolist() == [UNKNOWN, UNKNOWN, 0, UNKNOWN]
 
 
 def test_what_is_unlisted_or_blank_or_minus_one_is_unlabelled(folder: Path) -> None:
     rows = ["cat/0.png,", "cat/1.png,-1", "dog/0.png,pug"]
-    data = load(folder / "photos", write(folder / "labels.csv", "path,label", *rows), val=folder / "photos")
+    data = load_dataset(folder / "photos", write(folder / "labels.csv", "path,label", *rows), val=folder / "photos")
     assert (data.train.label != UNKNOWN).sum() == 1
     assert data.label_names == ("pug",)
 
@@ -323,30 +323,30 @@ def test_rows_for_images_that_are_not_there_are_refused_with_their_count(
     lines: list[str], message: str, folder: Path
 ) -> None:
     with pytest.raises(BadInput) as caught:
-        load(folder / "photos", write(folder / "labels.csv", *lines))
+        load_dataset(folder / "photos", write(folder / "labels.csv", *lines))
     assert message in str(caught.value)
 
 
 def test_a_list_of_labels_needs_a_column_for_them(folder: Path) -> None:
     file = write(folder / "labels.csv", "path,class", "cat/0.png,tabby")
     with pytest.raises(BadInput, match=r"has no column label"):
-        load(folder / "photos", file)
+        load_dataset(folder / "photos", file)
 
 
 def test_a_list_of_labels_that_is_not_there_is_named(folder: Path) -> None:
     with pytest.raises(BadInput, match=r"cannot read .*nowhere\.csv"):
-        load(folder / "photos", folder / "nowhere.csv")
+        load_dataset(folder / "photos", folder / "nowhere.csv")
 
 
 def test_one_image_under_two_spellings_is_there_twice(folder: Path) -> None:
     file = write(folder / "labels.csv", "path,label", "cat/0.png,tabby", "./cat/0.png,pug")
     with pytest.raises(BadInput, match=r"lists .*cat/0\.png twice"):
-        load(folder / "photos", file)
+        load_dataset(folder / "photos", file)
 
 
 def test_the_source_s_own_labels_stay_the_truth(folder: Path) -> None:
     rows = ["cat/0.png,dog", "dog/0.png,cat", "dog/1.png,wolf"]
-    data = load(folder / "photos", write(folder / "labels.csv", "path,label", *rows), val=folder / "photos")
+    data = load_dataset(folder / "photos", write(folder / "labels.csv", "path,label", *rows), val=folder / "photos")
     assert data.classes == ("cat", "dog")
     assert data.label_names == ("cat", "dog", "wolf")
     assert data.train.truth.tolist() == [0, 0, 0, 1, 1, 1]
@@ -358,8 +358,8 @@ def test_a_list_of_labels_does_not_change_what_is_held_out(tmp_path: Path) -> No
     for i in range(40):
         put(tmp_path / "photos" / f"{i % 2}" / f"{i}.png", i)
     rows = [f"{i % 2}/{i}.png,{i % 3}" for i in range(0, 40, 4)]
-    plain = load(tmp_path / "photos")
-    data = load(tmp_path / "photos", write(tmp_path / "labels.csv", "path,label", *rows))
+    plain = load_dataset(tmp_path / "photos")
+    data = load_dataset(tmp_path / "photos", write(tmp_path / "labels.csv", "path,label", *rows))
     assert data.test.paths == plain.test.paths
     assert data.test.truth.tolist() == plain.test.truth.tolist()
     lost = sum(f"{path}," in ",".join(rows) for path in data.test.paths)
@@ -370,7 +370,7 @@ def test_a_source_without_labels_takes_the_list_s_as_the_truth(tmp_path: Path) -
     for i in range(40):
         put(tmp_path / "photos" / f"{i:02d}.png", i)
     rows = [f"{i:02d}.png,{'ab'[i % 2]}" for i in range(20)]
-    data = load(tmp_path / "photos", write(tmp_path / "labels.csv", "path,label", *rows))
+    data = load_dataset(tmp_path / "photos", write(tmp_path / "labels.csv", "path,label", *rows))
     assert data.classes == data.label_names == ("a", "b")
     assert (len(data.train), len(data.test)) == (38, 2)
     assert data.test_origin == "2 of 20 labelled images, held out by seed 0"
@@ -385,7 +385,7 @@ def test_a_list_may_label_the_test_images_of_a_source_without_labels(tmp_path: P
         for i in range(count):
             put(tmp_path / "photos" / part / f"{i}.png", i)
     rows = ["train/0.png,a", "train/1.png,b", "test/0.png,b", "test/1.png,a"]
-    data = load(tmp_path / "photos", write(tmp_path / "labels.csv", "path,label", *rows))
+    data = load_dataset(tmp_path / "photos", write(tmp_path / "labels.csv", "path,label", *rows))
     assert data.train.label.tolist() == [0, 1, UNKNOWN, UNKNOWN]
     assert data.test.truth.tolist() == [1, 0]
     assert data.test.label.tolist() == [UNKNOWN] * 2

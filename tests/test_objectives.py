@@ -21,8 +21,8 @@ from cmsf.method.losses import (
     CrossEntropy,
     FixMatch,
     InfoNCE,
-    Objective,
-    Outcome,
+    Loss,
+    LossOutput,
     Prototypes,
     SimCLR,
     SimSiam,
@@ -32,14 +32,14 @@ from cmsf.method.losses import (
 )
 from cmsf.method.losses.base import scores_of
 from cmsf.method.rows import Rows
-from cmsf.models.encoders import Encoded
+from cmsf.models.encoders import EncoderOutput
 from cmsf.utils.constants import UNKNOWN
 
 BATCH, BANK, SUPPORTING, DIM, CLASSES = 5, 12, 7, 4, 4
 IMAGE = 77
 """One that is not among the others."""
 SEEDS = range(4)
-EQUATIONS: dict[str, tuple[Objective, Callable[..., Tensor]]] = {
+EQUATIONS: dict[str, tuple[Loss, Callable[..., Tensor]]] = {
     "moco": (InfoNCE(0.2), equations.info_nce),
     "simclr": (SimCLR(0.3), equations.simclr),
     "nnclr": (NNCLR(0.1), equations.nnclr),
@@ -94,7 +94,7 @@ class Made:
         return dict(zip(self.outputs, found, strict=True))
 
 
-def make(objective: Objective, seed: int, unknown: float = 0.3, dtype: torch.dtype = torch.float64) -> Made:
+def make(objective: Loss, seed: int, unknown: float = 0.3, dtype: torch.dtype = torch.float64) -> Made:
     """A random step with all that the objective may look at.
 
     The bank holds older rows of some of the images, retired rows, and the queries where they enter it before the loss.
@@ -109,18 +109,18 @@ def make(objective: Objective, seed: int, unknown: float = 0.3, dtype: torch.dty
         return label.where(torch.rand(count, generator=generator) >= unknown, UNKNOWN)
 
     outputs: dict[tuple[int, str], Tensor] = {}
-    online: dict[int, Encoded] = {}
+    online: dict[int, EncoderOutput] = {}
     for view in (view for together in objective.online for view in together):
         count = SUPPORTING if view == SUPPORT else BATCH
         for name, columns in (("embedding", DIM), ("prediction", DIM), ("scores", CLASSES)):
             outputs[view, name] = normal(count, columns).requires_grad_()
-        online[view] = Encoded(
+        online[view] = EncoderOutput(
             normalize(outputs[view, "embedding"], dim=1),
             normalize(outputs[view, "prediction"], dim=1),
             2 * outputs[view, "scores"],  # spread, so that FixMatch is sure of some
         )
     u = {view: normalize(normal(BATCH, DIM), dim=1) for together in objective.target for view in together}
-    target = {view: Encoded(each, each, each[:, :0]) for view, each in u.items()}
+    target = {view: EncoderOutput(each, each, each[:, :0]) for view, each in u.items()}
     first = next(view for view in (*target, *online) if view != SUPPORT)
     label = labels(BATCH)
     label[0] = 1  # somebody has one
@@ -153,7 +153,7 @@ def of_one_image(made: Made) -> Made:
     return Made(replace(made.step, query=query), made.outputs)
 
 
-def assert_alike(one: tuple[Outcome, Made], other: tuple[Outcome, Made]) -> None:
+def assert_alike(one: tuple[LossOutput, Made], other: tuple[LossOutput, Made]) -> None:
     """The same loss and the same gradient of every output."""
     (first, made), (second, made_too) = one, other
     torch.testing.assert_close(first.loss, second.loss, rtol=0, atol=1e-12)
@@ -162,7 +162,7 @@ def assert_alike(one: tuple[Outcome, Made], other: tuple[Outcome, Made]) -> None
         torch.testing.assert_close(gradient, expected[output], rtol=0, atol=1e-12)
 
 
-def assert_nothing_to_learn(outcome: Outcome, made: Made) -> None:
+def assert_nothing_to_learn(outcome: LossOutput, made: Made) -> None:
     assert float(outcome.loss.detach()) == 0
     for gradient in made.learned(outcome.loss).values():
         assert torch.equal(gradient, torch.zeros_like(gradient))
@@ -208,7 +208,9 @@ def test_supcon_with_the_target_has_it_among_the_positives() -> None:
     u, z = unit(1, DIM, 0), unit(1, DIM, 1)
     own = Rows(u, torch.tensor([3]), torch.tensor([2]))
     other = Rows(unit(1, DIM, 2), torch.tensor([4]), torch.tensor([0]))
-    step = Step(own, joined(own, other), {SECOND: Encoded(z, z, z[:, :0])}, {FIRST: Encoded(u, u, u[:, :0])})
+    step = Step(
+        own, joined(own, other), {SECOND: EncoderOutput(z, z, z[:, :0])}, {FIRST: EncoderOutput(u, u, u[:, :0])}
+    )
     near, far = (float((z @ each.T).exp()) for each in (u, other.embedding))
     assert float(SupCon(1.0, include_target=True)(step).loss) == pytest.approx(
         -float(torch.tensor(near / (near + far)).log()), abs=1e-6
@@ -285,8 +287,8 @@ def test_an_image_without_a_label_is_left_out_of_the_mean(name: str, seed: int) 
     some = Made(replace(made.step, query=nameless), made.outputs)
     rest = torch.tensor([0, 2, 4])
 
-    def part(encoded: Encoded) -> Encoded:
-        return Encoded(encoded.embedding[rest], encoded.prediction[rest], encoded.scores[rest])
+    def part(encoded: EncoderOutput) -> EncoderOutput:
+        return EncoderOutput(encoded.embedding[rest], encoded.prediction[rest], encoded.scores[rest])
 
     online, target = ({v: part(each) for v, each in views.items()} for views in (made.step.online, made.step.target))
     alone = Made(replace(made.step, query=made.step.query[rest], online=online, target=target), made.outputs)
@@ -345,7 +347,7 @@ def test_paws_says_what_its_loss_is_made_of(seed: int) -> None:
 def test_paws_is_least_where_views_agree_for_certain_and_classes_come_up_alike() -> None:
     """Where every image is one of the support's, the agreement is the labels' smoothing, and the entropy is log C."""
     support = torch.eye(3, dtype=torch.float64)
-    at_class = Encoded(support, support, support[:, :0])
+    at_class = EncoderOutput(support, support, support[:, :0])
     rows = Rows(support, torch.arange(3), torch.arange(3))
     step = Step(rows, rows[:0], {SUPPORT: at_class, FIRST: at_class, SECOND: at_class}, support=rows)
     outcome = PAWS(0.01, 0.25, smoothing=0.03)(step)
@@ -405,7 +407,7 @@ def test_fixmatch_learns_nothing_from_images_that_it_is_not_sure_of() -> None:
     ],
     ids=lambda objective: type(objective).__name__,
 )
-def test_a_small_temperature_in_single_precision_overflows_nothing(objective: Objective) -> None:
+def test_a_small_temperature_in_single_precision_overflows_nothing(objective: Loss) -> None:
     made = make(objective, seed=0, dtype=torch.float32)
     loss = objective(made.step).loss
     assert loss.isfinite()

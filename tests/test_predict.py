@@ -16,10 +16,10 @@ from test_cli import refusal
 import cmsf
 from cmsf import api
 from cmsf.cli import main
-from cmsf.data import Unreadable, feed, open_source
+from cmsf.data import Unreadable, load_batches, open_source
 from cmsf.data.sources.table import match_labels
 from cmsf.data.transforms import CentreCrop
-from cmsf.evaluation import Extractor
+from cmsf.evaluation import FeatureExtractor
 from cmsf.evaluation.predict import predict
 from cmsf.training import finetune as training_finetune
 
@@ -88,7 +88,7 @@ def test_an_image_has_the_same_scores_from_memory_and_from_the_disk(
 ) -> None:
     kept = classifier.data().test
     assert kept is not None
-    like = Extractor(classifier.backbone(), classifier.recipe.size)
+    like = FeatureExtractor(classifier.backbone(), classifier.recipe.size)
     from_memory = predict(classifier.network(), kept, like, classifier.classes)
     from_disk = classifier.predict(photos, workers=0)[30:]
     assert from_memory == from_disk
@@ -188,9 +188,9 @@ def test_a_tolerant_feed_leaves_out_what_is_broken_and_passes_over_what_is_empty
         told.append((i, error.path))
 
     crops = {0: CentreCrop(8)}
-    batches = list(feed(split, plan, crops, seed=0, device="cpu", workers=workers, on_unreadable=leave))
+    batches = list(load_batches(split, plan, crops, seed=0, device="cpu", workers=workers, on_unreadable=leave))
     assert [batch.index.tolist() for batch in batches] == [good[:2]]
     assert batches[0].crop(crops[0], 0).shape == (2, 3, 8, 8)
     assert told == [(i, split.paths[i]) for i in [*broken, broken[0]]]
     with pytest.raises(Unreadable):
-        list(feed(split, plan, crops, seed=0, device="cpu", workers=workers))
+        list(load_batches(split, plan, crops, seed=0, device="cpu", workers=workers))

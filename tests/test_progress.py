@@ -11,7 +11,17 @@ import pytest
 from terminal import Terminal
 
 from cmsf.utils.files import sha256_of
-from cmsf.utils.progress import FREE, REFRESHES, TimeLeft, bar, bars_wanted, clock, part_of, shown, terminal_taken
+from cmsf.utils.progress import (
+    FREE,
+    REFRESHES,
+    TimeLeft,
+    bars_wanted,
+    clock,
+    part_of,
+    progress_bar,
+    terminal_taken,
+    track,
+)
 from cmsf.utils.screen import Screen
 
 A_FRAME = 1.5 / REFRESHES
@@ -48,7 +58,7 @@ def looking_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Look
 @pytest.mark.parametrize("columns", [30, 40, 60, 80])
 def test_a_bar_is_one_line_that_goes_when_all_is_done(columns: int, looking_at: Callable[[int], Looked]) -> None:
     look = looking_at(columns)
-    for item in shown("abc", "reading", 3):
+    for item in track("abc", "reading", 3):
         if item == "c":
             (line,) = look()
             assert line.startswith("reading")
@@ -61,7 +71,7 @@ def test_a_bar_is_one_line_that_goes_when_all_is_done(columns: int, looking_at: 
 def test_what_is_said_meanwhile_stays_above_the_bar(looking_at: Callable[[int], Looked]) -> None:
     look = looking_at(60)
     screen = Screen()
-    with bar("reading", 3):
+    with progress_bar("reading", 3):
         print("a message", file=sys.stderr)
         screen.say("another")
         *messages, line = look()
@@ -72,10 +82,10 @@ def test_what_is_said_meanwhile_stays_above_the_bar(looking_at: Callable[[int], 
 
 def test_a_bar_within_a_bar_is_a_word_beside_it(looking_at: Callable[[int], Looked]) -> None:
     look = looking_at(80)
-    with bar("transfer", 10) as at:
+    with progress_bar("transfer", 10) as at:
         at(4, "cars")
         assert look()[0].endswith(" left cars")
-        for item in shown("ab", "features", 2):
+        for item in track("ab", "features", 2):
             if item == "b":
                 (line,) = look()
                 assert "4 of 10" in line
@@ -85,7 +95,7 @@ def test_a_bar_within_a_bar_is_a_word_beside_it(looking_at: Callable[[int], Look
 
 def test_names_are_text_and_no_markup(looking_at: Callable[[int], Looked]) -> None:
     look = looking_at(80)
-    with part_of("[/red]\x1b[2J"), bar("features", 2):
+    with part_of("[/red]\x1b[2J"), progress_bar("features", 2):
         assert look()[0].startswith("[/red]\\x1b[2J: features")
 
 
@@ -93,7 +103,7 @@ def test_an_error_within_a_bar_leaves_nothing_of_it(looking_at: Callable[[int], 
     look = looking_at(80)
 
     def interrupted() -> None:
-        for _ in shown("ab", "reading", 2):
+        for _ in track("ab", "reading", 2):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -105,8 +115,8 @@ def test_an_error_within_a_bar_leaves_nothing_of_it(looking_at: Callable[[int], 
 def test_who_has_the_terminal_is_told_instead() -> None:
     told: list[str] = []
     with terminal_taken(told.append), part_of("judging"):
-        assert "".join(shown("ab", "features", 2)) == "ab"
-        assert list(shown("x", "folders", None)) == ["x"]
+        assert "".join(track("ab", "features", 2)) == "ab"
+        assert list(track("x", "folders", None)) == ["x"]
     expected = ["features 1 of 2", "features 2 of 2", "features 2 of 2", "", "folders 0", "folders 1", ""]
     assert told == [f"judging: {one}" if one else "" for one in expected]
 
@@ -116,13 +126,13 @@ def test_nothing_is_drawn_where_nobody_looks(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert not bars_wanted()
-    assert list(shown("ab", "reading", 2)) == ["a", "b"]
+    assert list(track("ab", "reading", 2)) == ["a", "b"]
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_forked_process_writes_to_the_terminal_itself(looking_at: Callable[[int], Looked]) -> None:
     look = looking_at(80)
-    with bar("reading", 2):
+    with progress_bar("reading", 2):
         child = os.fork()
         if not child:
             os._exit(hasattr(sys.stderr, "rich_proxied_file"))

@@ -5,7 +5,7 @@ import pytest
 from helpers import noise
 
 from cmsf.method.losses import PAWS
-from cmsf.recipes import BASELINES, METHODS, NAMES, OURS, SCALES, VARIANTS, explain, find, named
+from cmsf.recipes import BASELINES, METHODS, NAMES, OURS, SCALES, VARIANTS, explain, get_recipe, named
 from cmsf.recipes.recipe import Recipe, Resolved, parse
 from cmsf.training.resolve import resolve
 from cmsf.utils.errors import BadInput
@@ -115,7 +115,7 @@ def test_a_variant_changes_what_it_says_and_variants_add_up() -> None:
     both = named("supcon+standard-views+without-target+bank-16k-imagenet")
     assert (both.first_view, both.second_view, both.weak_crop) == ("weak", "weak", 0.08)
     assert (both.include_query, both.bank_size) == (False, 16_000)
-    assert find("cmsf-sup+noise-50", small_images=True) == named("cmsf-sup+noise-50-small")
+    assert get_recipe("cmsf-sup+noise-50", small_images=True) == named("cmsf-sup+noise-50-small")
     assert [named(f"cmsf-sup+top-{k}-small").k for k in (1, 2, 10, 20, 1000, "all")] == [1, 2, 10, 20, 1000, "all"]
     assert "50 % of the labels" in explain("xent+noise-50")
 
@@ -135,12 +135,12 @@ def test_a_variant_changes_what_it_says_and_variants_add_up() -> None:
 )
 def test_a_name_that_is_none_is_refused_with_the_nearest(name: str, message: str) -> None:
     with pytest.raises(BadInput, match=re.escape(message)):
-        find(name, small_images=True)
+        get_recipe(name, small_images=True)
 
 
 def test_a_bare_method_takes_its_scale_from_the_images() -> None:
-    assert find("msf", small_images=True).name == "msf-small"
-    assert find("msf", small_images=False).name == "msf-standard"
+    assert get_recipe("msf", small_images=True).name == "msf-small"
+    assert get_recipe("msf", small_images=False).name == "msf-standard"
 
 
 def test_every_field_and_method_is_explained() -> None:

@@ -17,9 +17,9 @@ import cmsf
 from cmsf.models.encoders import Encoders
 from cmsf.training import trainer
 from cmsf.training.signals import Caught, Stopped
-from cmsf.training.validation import Judge
-from cmsf.utils.distributed import FullElsewhere, World
-from cmsf.utils.errors import BadInput, Elsewhere, Interrupted
+from cmsf.training.validation import Validator
+from cmsf.utils.distributed import FullDiskElsewhere, World
+from cmsf.utils.errors import BadInput, FailedElsewhere, Interrupted
 from cmsf.utils.files import FullDisk
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -59,7 +59,7 @@ def once_signalled(number: signal.Signals, work: Callable[..., Any], nth: int = 
 @pytest.mark.parametrize(
     ("where", "name", "nth", "number"),
     [
-        pytest.param(Judge, "_classifier", 2, signal.SIGTERM, id="an evaluation"),
+        pytest.param(Validator, "_classifier", 2, signal.SIGTERM, id="an evaluation"),
         pytest.param(Encoders, "embed", 3, signal.SIGINT, id="learning what pseudo-labels come of"),
         pytest.param(trainer, "draw_neighbours", 1, signal.SIGTERM, id="the pictures at the end"),
     ],
@@ -112,8 +112,8 @@ def test_what_stops_one_process_stops_all_at_the_same_place_and_is_said_by_one()
         return
 
     assert outcomes(nothing, nothing, nothing) == [None, None, None]
-    assert outcomes(nothing, refused, refused) == [Elsewhere, BadInput, Elsewhere]
-    assert outcomes(refused, nothing, full) == [FullElsewhere, FullElsewhere, FullDisk]
+    assert outcomes(nothing, refused, refused) == [FailedElsewhere, BadInput, FailedElsewhere]
+    assert outcomes(refused, nothing, full) == [FullDiskElsewhere, FullDiskElsewhere, FullDisk]
     assert outcomes(full, interrupted, refused) == [Interrupted, Interrupted, Interrupted]
 
 
@@ -137,13 +137,13 @@ class Meeting(World):
 
     def numbers(self, work: Callable[[], None]) -> list[int]:
         with suppress(BadInput, Interrupted):
-            self.agreed(work)
+            self.fail_together(work)
         return list(self.heard)
 
     def outcome(self, work: Callable[[], None], largest: int) -> type[Exception] | None:
         self.largest_of_all.append(largest)
         try:
-            self.agreed(work)
+            self.fail_together(work)
         except (BadInput, Interrupted) as error:
             return type(error)
         return None

@@ -31,7 +31,7 @@ from cmsf.analysis.label_issues import (
 from cmsf.cli import main
 from cmsf.data import Dataset, Split, open_source
 from cmsf.data.labels import Labels, noisy
-from cmsf.data.prepare import listed_labels, load
+from cmsf.data.prepare import listed_labels, load_dataset
 from cmsf.evaluation.knn import Ballot
 from cmsf.recipes.recipe import Recipe
 from cmsf.utils.constants import UNKNOWN
@@ -355,7 +355,7 @@ def test_a_label_that_one_image_alone_has_is_said_to_be_beyond_judging(
     run: cmsf.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, labels = write_npz(tmp_path / "bars.npz", per_class=10), tmp_path / "labels.csv"
-    trained_on = load(open_source(data), Recipe(), 16).train.paths
+    trained_on = load_dataset(open_source(data), Recipe(), 16).train.paths
     names = ["unique", *["a", "b"] * 18][: len(trained_on)]
     labels.write_text(
         "path,label\n" + "".join(f"{path},{name}\n" for path, name in zip(trained_on, names, strict=True))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cmsf.data import open_source
 from cmsf.data.labels import Labels
-from cmsf.evaluation import Extractor
+from cmsf.evaluation import FeatureExtractor
 from cmsf.evaluation.transfer import evaluate_transfer, read_suite, searching
 from cmsf.evaluation.transfer.evaluate import prepare
 from cmsf.evaluation.transfer.suite import PAPER, Division, Rule, divide, paper_suite, places
@@ -227,7 +227,7 @@ def test_a_mistake_in_the_last_set_shows_before_any_work(birds: Path, tmp_path: 
     network.register_forward_hook(lambda *_: pytest.fail("images were looked at"))
     with pytest.raises(BadInput, match=r"data set other: there is no .*missing"):
         evaluate_transfer(
-            Extractor(network, 16), suite, lambda problem, name, watch: pytest.fail("searched"), 0, 1, print
+            FeatureExtractor(network, 16), suite, lambda problem, name, watch: pytest.fail("searched"), 0, 1, print
         )
 
 
@@ -240,7 +240,7 @@ def test_a_suite_is_searched_and_judged_and_test_labels_decide_nothing(birds: Pa
     said: list[str] = []
     suite = read_suite(suite_file(birds.parent, "birds: birds\nsame: {data: birds, measure: mean per class}\n"))
     search = searching(tmp_path / "kept", trials=6, processes=1, seed=0, storage=None, ray=False)
-    features = Extractor(network(), 16)
+    features = FeatureExtractor(network(), 16)
     told: list[str] = []
     with terminal_taken(told.append):
         result = evaluate_transfer(features, suite, search, 0, 6, said.append)

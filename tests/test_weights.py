@@ -17,7 +17,7 @@ from torch import Tensor
 
 import cmsf
 from cmsf.cli import main
-from cmsf.method.build import make_encoders, objective_of
+from cmsf.method.build import make_encoders, make_loss
 from cmsf.models.backbones import make_backbone
 from cmsf.models.encoders import Encoders
 from cmsf.models.weights import StartingWeights, fill, is_timm_name, starting_weights
@@ -54,7 +54,7 @@ def small_recipe(backbone: str = "small-residual", **changes: Any) -> Resolved:
 
 
 def encoders_of(recipe: Resolved, start: StartingWeights | None = None) -> Encoders:
-    return make_encoders(recipe, objective_of(recipe), 3, start)
+    return make_encoders(recipe, make_loss(recipe), 3, start)
 
 
 def started(recipe: Resolved, init: str | Path) -> dict[str, Tensor]:

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from cmsf.analysis.figures.gallery import draw_neighbours
-from cmsf.data import Dataset, Request, open_source
+from cmsf.data import DataRequest, Dataset, open_source
 from cmsf.data.loader import worker_count
-from cmsf.evaluation import Extractor
+from cmsf.evaluation import FeatureExtractor
 from cmsf.evaluation.finetune import TUNES, Tune, TuningCourse
 from cmsf.evaluation.splits import HeldOut
 from cmsf.method.build import make_learner, starts_from
 from cmsf.models.weights import is_timm_name
-from cmsf.recipes import find, lacks_scale
+from cmsf.recipes import get_recipe, lacks_scale
 from cmsf.recipes.recipe import Recipe
 from cmsf.report.collect import Machine
 from cmsf.report.write import LiveReport, write_report
@@ -30,13 +30,13 @@ from cmsf.runs.run import Run, load_images
 from cmsf.training.finetune import How, starting_network, to_learn_from
 from cmsf.training.finetune import tune as tune_network
 from cmsf.training.finetune import write as write_classifier
-from cmsf.training.options import OnCollapse, OnFullDisk, Precautions
+from cmsf.training.options import OnCollapse, OnFullDisk, TrainingOptions
 from cmsf.training.resolve import LARGEST_SMALL_IMAGE, resolve, view_size
-from cmsf.training.trainer import Training
+from cmsf.training.trainer import Trainer
 from cmsf.utils.device import pick_device
-from cmsf.utils.distributed import asked_for, joined
-from cmsf.utils.errors import BadInput, did_you_mean, some_of
-from cmsf.utils.files import from_home
+from cmsf.utils.distributed import World, init_process_group
+from cmsf.utils.errors import BadInput, did_you_mean, first_few
+from cmsf.utils.files import expand_user
 from cmsf.utils.screen import Screen
 
 MOST_ROUNDS = 100
@@ -53,9 +53,9 @@ def train(
     workers: int | None = None,
     quiet: bool = False,
     screen: Screen | None = None,
-    checkpoint_minutes: float = Precautions.checkpoint_minutes,
-    on_full_disk: OnFullDisk = Precautions.on_full_disk,
-    on_collapse: OnCollapse = Precautions.on_collapse,
+    checkpoint_minutes: float = TrainingOptions.checkpoint_minutes,
+    on_full_disk: OnFullDisk = TrainingOptions.on_full_disk,
+    on_collapse: OnCollapse = TrainingOptions.on_collapse,
     bank_sharded: bool = False,
     report: bool = False,
     **changes: Any,
@@ -75,23 +75,23 @@ def train(
     report: keep report.html in the run folder up to date, and write the whole of it at the end.
     changes: any field of the recipe, e.g. epochs=100, or init="resnet18.a1_in1k" for weights to start from.
     """
-    precautions = Precautions(checkpoint_minutes, on_full_disk, on_collapse)
-    world = asked_for()
-    screen = screen or Screen(quiet=quiet or not world.leads)
+    precautions = TrainingOptions(checkpoint_minutes, on_full_disk, on_collapse)
+    world = World.from_env()
+    screen = screen or Screen(quiet=quiet or not world.is_main)
     where = pick_device(device, world.local_rank)
-    with screen.bars(), joined(world, where):
-        if not world.leads:
-            world.wait()  # until the first process has made the folder, which says how images are kept
-        request = Request.of(data, labels, val)
+    with screen.bars(), init_process_group(world, where):
+        if not world.is_main:
+            world.barrier()  # until the first process has made the folder, which says how images are kept
+        request = DataRequest.of(data, labels, val)
         source = open_source(data)
         side = source.typical_side()
         if isinstance(recipe, str):
-            name, recipe = recipe, find(recipe, small_images=side <= LARGEST_SMALL_IMAGE)
+            name, recipe = recipe, get_recipe(recipe, small_images=side <= LARGEST_SMALL_IMAGE)
             out = Path("runs") / (recipe.name if lacks_scale(name) else Path(name).stem) if out is None else out
             if lacks_scale(name):
                 screen.say(f"{name} is {recipe.name} here: the images are {side} px on their shorter side")
         recipe = _with_lasting_paths(recipe.changed(changes))
-        folder = RunFolder(Path("runs") / recipe.name if out is None else from_home(out))
+        folder = RunFolder(Path("runs") / recipe.name if out is None else expand_user(out))
         folder.check_free()
 
         images = load_images(source, request, recipe, view_size(recipe, side), folder)
@@ -116,16 +116,16 @@ def train(
                 f"--batch-size {resolved.batch_size} is less than {world.size} processes; use a larger one, or fewer"
             )
         if not folder.exists():
-            if not world.leads:
+            if not world.is_main:
                 raise BadInput(
                     f"process {world.rank} of {world.size} does not see {folder.path}; the run folder must be on a "
                     "file system that all of them share"
                 )
             folder.create(resolved, environment, images)
-        with folder.locked() if world.leads else nullcontext():
-            if world.leads:
-                world.wait()
-            world.agreed(lambda: folder.check_same_images(images))
+        with folder.locked() if world.is_main else nullcontext():
+            if world.is_main:
+                world.barrier()
+            world.fail_together(lambda: folder.check_same_images(images))
             if folder.complete():
                 screen.say(f"{folder.path} is complete already; remove it to train again")
             else:
@@ -133,9 +133,9 @@ def train(
                     screen.say(f"{difference}: the run will not equal an uninterrupted one bit for bit")
                 after_epoch = LiveReport(folder, screen.say) if report else lambda: None
                 hands = worker_count(workers)
-                Training(resolved, learner, images, folder, screen, hands, precautions, after_epoch).run()
+                Trainer(resolved, learner, images, folder, screen, hands, precautions, after_epoch).run()
     run = Run(folder.path)
-    if report and world.leads:
+    if report and world.is_main:
         with screen.bars():
             write_report([run], folder.report_file, Machine(device, workers, screen.say))
     return run
@@ -156,7 +156,7 @@ def resume(
     given: device, workers and precautions as in `train`. A field of the recipe, `data`, `labels` and `val` need not be
     given, and must then be those of the run; but data that is a shell command is run only if it is given.
     """
-    screen = screen or Screen(quiet=quiet or not asked_for().leads)
+    screen = screen or Screen(quiet=quiet or not World.from_env().is_main)
     found = Run(run)
     if found.folder.complete() and not given.get("report"):
         screen.say(f"{found.path} is complete already; remove it to train again")
@@ -165,13 +165,13 @@ def resume(
     if data is None or (val is None and kept.val is not None):
         found.request()  # which refuses what would run a command
     asked = {"data": data, "labels": labels, "val": val}
-    named = {name: getattr(Request.of(**asked), name) for name, value in asked.items() if value is not None}
+    named = {name: getattr(DataRequest.of(**asked), name) for name, value in asked.items() if value is not None}
     named |= {name: given.pop(name) for name in [*given] if name in asdict(found.recipe)}
     there = asdict(kept) | asdict(found.recipe)
     differences = [f"{name}: {value} against {there[name]}" for name, value in named.items() if value != there[name]]
     if differences:
         raise BadInput(
-            f"{found.path} is another run ({some_of(differences)}); leave out what it says itself, or train in "
+            f"{found.path} is another run ({first_few(differences)}); leave out what it says itself, or train in "
             "another --out"
         )
     given["device"] = _device_again(found, given.get("device", "auto"))
@@ -184,7 +184,7 @@ def _device_again(run: Run, asked: str) -> str:
     recorded = run.folder.environment().get("device")
     if asked != "auto" or not isinstance(recorded, str):
         return asked
-    if not asked_for().alone:
+    if not World.from_env().alone:
         recorded = recorded.split(":")[0]  # of several processes, each has a device of its own
     try:
         pick_device(recorded)
@@ -220,7 +220,7 @@ def finetune(
     screen, where, source = Screen(quiet=quiet), pick_device(device), Run(run)
     how = _how(source, rounds, tune, random_weights, epochs, lr, seed)
     with screen.bars():
-        folder = ClassifierFolder(_beside(source.path) if out is None else from_home(out))
+        folder = ClassifierFolder(_beside(source.path) if out is None else expand_user(out))
         folder.check_new()
         request = source.request(data, labels)
         backbone = starting_network(source, how)
@@ -236,7 +236,7 @@ def finetune(
         held_out = HeldOut.of(images)
         if held_out is None:
             screen.say("no test image has a class that is among the labels, so there is no accuracy and no calibration")
-        like = Extractor(backbone, source.recipe.size, where, worker_count(workers))
+        like = FeatureExtractor(backbone, source.recipe.size, where, worker_count(workers))
         tuned = tune_network(source, images, held_out, how, like, screen.say)
         write_classifier(folder, source, recipe, request, images, held_out, how, like, tuned)
         try:
@@ -294,7 +294,7 @@ def _describe(images: Dataset) -> list[str]:
 def _with_lasting_paths(recipe: Recipe) -> Recipe:
     """A mapping and weights by their full paths, so that the recipe will find them from another working directory."""
     if recipe.coarse_labels not in ("none", "wordnet"):
-        recipe = replace(recipe, coarse_labels=str(from_home(recipe.coarse_labels).absolute()))
+        recipe = replace(recipe, coarse_labels=str(expand_user(recipe.coarse_labels).absolute()))
     if recipe.init != "none" and not is_timm_name(recipe.init):
-        recipe = replace(recipe, init=str(from_home(recipe.init).absolute()))
+        recipe = replace(recipe, init=str(expand_user(recipe.init).absolute()))
     return recipe

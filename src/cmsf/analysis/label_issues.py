@@ -18,7 +18,7 @@ from cmsf.data import Dataset, Split
 from cmsf.data.labels import Labels
 from cmsf.evaluation.knn import Ballot, nearest_training_images
 from cmsf.utils.errors import BadInput
-from cmsf.utils.progress import shown
+from cmsf.utils.progress import track
 
 BALLOT = Ballot(100, temperature=0.07)
 """So many that a label's share of nearly nothing can be told from none; the nearer, the more a vote counts."""
@@ -110,7 +110,7 @@ def verdicts(features: Float[Tensor, "n f"], label: Int[Tensor, " n"], ballot: B
     members = label.bincount(minlength=classes)
     parts: list[tuple[Tensor, ...]] = []
     starts = range(0, len(label), _AT_ONCE)
-    for start in shown(starts, "votes", len(starts)):
+    for start in track(starts, "votes", len(starts)):
         rows = torch.arange(start, min(start + _AT_ONCE, len(label)))
         done = start
         for near, similarity in nearest_training_images(features[start : start + _AT_ONCE], features, ballot.k, rows):

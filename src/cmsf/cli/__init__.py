@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from cmsf import __version__
 from cmsf.cli import data, evaluate, finetune, flops, labels, predict, recipes, report, suspects, train
 from cmsf.cli.parser import Parser
-from cmsf.utils.errors import BadInput, Elsewhere, did_you_mean
+from cmsf.utils.errors import BadInput, FailedElsewhere, did_you_mean
 from cmsf.utils.text import one_line
 
 _COMMANDS = {
@@ -44,7 +44,7 @@ def reported(command: Callable[[], int]) -> int:
                 warnings.filterwarnings("ignore", message, module=module)
             return command()
     except BadInput as error:
-        if not isinstance(error, Elsewhere):
+        if not isinstance(error, FailedElsewhere):
             print(f"cmsf: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

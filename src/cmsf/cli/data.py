@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cmsf.cli.parser import SOURCE, Parser, say, say_paths
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import from_home
+from cmsf.utils.files import expand_user
 from cmsf.utils.text import clipped
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _data(chosen: argparse.Namespace) -> int:
     from cmsf.data.survey import survey
 
     source = open_source(chosen.source)
-    out = from_home(chosen.out or f"{source.name}-contact-sheet.png")
+    out = expand_user(chosen.out or f"{source.name}-contact-sheet.png")
     if not os.path.isdir(out.absolute().parent):  # which takes a path of any length
         raise BadInput(f"there is no folder {out.parent} to put the contact sheet into; make it, or give another --out")
     found = survey(source)

@@ -9,7 +9,7 @@ from typing import Any
 from cmsf.cli.comparison import Comparison
 from cmsf.cli.parser import Parser, add_machine_flags, say_paths, set_threads, whole, workers
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import from_home
+from cmsf.utils.files import expand_user
 from cmsf.utils.text import one_line
 
 _MOST_TRIALS = 10**6
@@ -63,7 +63,7 @@ def _evaluate(chosen: argparse.Namespace) -> int:
     from cmsf.runs.run import METRICS, Run, check_metric
 
     # `--with knn linear RUN` reads as well as `RUN --with knn linear`, and leaves the run among the metrics.
-    metrics = [name for name in chosen.metrics if name in METRICS or not from_home(name).is_dir()]
+    metrics = [name for name in chosen.metrics if name in METRICS or not expand_user(name).is_dir()]
     paths = [*chosen.runs, *(name for name in chosen.metrics if name not in metrics)]
     for metric in metrics:
         check_metric(metric)  # a mistake is refused before anything is computed

@@ -14,7 +14,7 @@ from cmsf.cli.parser import Parser, say, say_paths, whole
 from cmsf.recipes import check_name, named
 from cmsf.recipes.recipe import AUTO, Recipe
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import from_home
+from cmsf.utils.files import expand_user
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,7 +77,7 @@ def _flops(chosen: argparse.Namespace) -> int:
 
 
 def _picture(text: str) -> Path:
-    out = from_home(text)
+    out = expand_user(text)
     if out.suffix.lower() not in _PICTURES:
         raise BadInput(f"--out {text} will not do; a picture is a {' or a '.join(_PICTURES)} file")
     if not isdir(out.parent):
@@ -101,7 +101,7 @@ def _told_apart(items: Sequence[str]) -> tuple[list[str], dict[str, Recipe]]:
     runs: list[str] = []
     recipes: dict[str, Recipe] = {}
     for item in items:
-        path = from_home(item)
+        path = expand_user(item)
         if isdir(path):
             if not (path / "recipe.yaml").exists():
                 raise BadInput(f"{item} is no run: it has no recipe.yaml; give a folder that cmsf train wrote")
@@ -117,10 +117,10 @@ def _told_apart(items: Sequence[str]) -> tuple[list[str], dict[str, Recipe]]:
 def _rows(items: Sequence[str], recipes: dict[str, Recipe], images: int | None) -> list[Row]:
     from cmsf.runs.cost import spent
     from cmsf.training.resolve import expected
-    from cmsf.utils.progress import shown
+    from cmsf.utils.progress import track
 
     rows = []
-    for item in shown(items, "counting", len(items)):
+    for item in track(items, "counting", len(items)):
         if item in recipes:
             count, side = _expected_images(item, recipes[item], images)
             rows.append(Row(item, expected(recipes[item], count, side), count))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from cmsf.cli.parser import Parser, say, say_paths
 from cmsf.recipes.recipe import Recipe, parse
-from cmsf.utils.errors import BadInput, some_of
-from cmsf.utils.files import from_home, read_text
+from cmsf.utils.errors import BadInput, first_few
+from cmsf.utils.files import expand_user, read_text
 
 if TYPE_CHECKING:
     from cmsf.data import Source
@@ -75,15 +75,15 @@ def _labels(chosen: argparse.Namespace) -> int:
     paths = source.train.images.paths
     labels = Labels.of(source.train.names, source.classes)
     if chosen.labels is not None:
-        labels = Labels.of(listed_labels(source, from_home(chosen.labels))["train"])
+        labels = Labels.of(listed_labels(source, expand_user(chosen.labels))["train"])
     if chosen.corrections is not None:
-        given = listed_rows(source, from_home(chosen.corrections))["train"]
+        given = listed_rows(source, expand_user(chosen.corrections))["train"]
         labels, before = _corrected(labels, given), labels
         changes = sum(old != new for old, new in zip(before.called(), labels.called(), strict=True))
         say(f"{changes:,} labels corrected, of {len(given):,} listed in {chosen.corrections}")
         new = sorted({name for name in given.values() if name is not None} - {*before.names})
         if new:
-            say(f"classes that were not there before: {some_of([repr(name) for name in new])}")
+            say(f"classes that were not there before: {first_few([repr(name) for name in new])}")
     if not labels.known.any():
         raise BadInput(f"{source.name} has no labels to make a list from; give one with --labels")
     if chosen.classes is not None:
@@ -105,7 +105,7 @@ def _labels(chosen: argparse.Namespace) -> int:
     if chosen.labels is not None and set(labels.names) <= set(own.names):
         print(_difference("other than the source's own", own, Labels.of(labels.called(), own.names)))
     if chosen.out is not None:
-        out = from_home(chosen.out)
+        out = expand_user(chosen.out)
         kept = labels.known.nonzero()[:, 0].tolist()
         called = labels.called()
         try:
@@ -171,7 +171,7 @@ def _subset(labels: Labels, paths: Any, asked: str) -> Labels:
 
 
 def _lines(file: str) -> frozenset[str]:
-    return frozenset(filter(None, map(str.strip, read_text(from_home(file)).splitlines())))
+    return frozenset(filter(None, map(str.strip, read_text(expand_user(file)).splitlines())))
 
 
 def _as_listed(source: Source, path: str, out: Path) -> str:

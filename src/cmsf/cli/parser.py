@@ -43,12 +43,12 @@ def set_threads(text: str | None) -> None:
     import torch
 
     from cmsf.data import available_cores
-    from cmsf.utils.distributed import asked_for
+    from cmsf.utils.distributed import World
 
     available = available_cores()
     asked = whole("--threads", text, 1, _MOST, f"here at best {available}")
     if asked is not None or "OMP_NUM_THREADS" not in os.environ:  # which torch heeds by itself
-        torch.set_num_threads(asked or max(1, available // asked_for().local_size))
+        torch.set_num_threads(asked or max(1, available // World.from_env().local_size))
 
 
 def workers(text: str | None) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from cmsf.cli.parser import Parser, add_machine_flags, say_paths, set_threads, workers
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import from_home
+from cmsf.utils.files import expand_user
 
 
 def add_parser(commands: Any) -> Parser:
@@ -34,7 +34,7 @@ def _report(chosen: argparse.Namespace) -> int:
     from cmsf.utils.screen import Screen
 
     runs = list({run.path.resolve(): run for run in map(Run, chosen.runs)}.values())
-    out = runs[0].folder.report_file if chosen.out is None else from_home(chosen.out)
+    out = runs[0].folder.report_file if chosen.out is None else expand_user(chosen.out)
     if out.suffix.lower() not in (".html", ".htm"):
         raise BadInput(f"--out {out} will not do; the page is an .html file")
     if not out.name or out.is_dir() or not out.absolute().parent.is_dir():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cmsf.cli.parser import SOURCE, Parser, add_machine_flags, say, say_paths, set_threads, workers
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import from_home
+from cmsf.utils.files import expand_user
 
 if TYPE_CHECKING:
     from cmsf.analysis.label_issues import Suspect
@@ -52,7 +52,7 @@ def add_parser(commands: Any) -> Parser:
 
 
 def _suspects(chosen: argparse.Namespace) -> int:
-    asked, out = _score(chosen.least), _checked(from_home(chosen.out))
+    asked, out = _score(chosen.least), _checked(expand_user(chosen.out))
 
     from cmsf.analysis.figures.label_issues import draw_suspects
     from cmsf.analysis.label_issues import LEAST, against_truth

@@ -10,9 +10,9 @@ from typing import Any, get_args
 from cmsf.cli.parser import SOURCE, Parser, add_machine_flags, say_paths, set_threads, workers
 from cmsf.recipes import METHODS, SCALES, check_name
 from cmsf.recipes.recipe import Recipe, parse, placeholder
-from cmsf.training.options import OnCollapse, OnFullDisk, Precautions
+from cmsf.training.options import OnCollapse, OnFullDisk, TrainingOptions
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import from_home
+from cmsf.utils.files import expand_user
 
 
 def add_parser(commands: Any) -> Parser:
@@ -54,21 +54,21 @@ def add_parser(commands: Any) -> Parser:
     parser.add_argument(
         "--checkpoint-minutes",
         metavar="X",
-        default=str(Precautions.checkpoint_minutes),
+        default=str(TrainingOptions.checkpoint_minutes),
         help=f"the longest time without a checkpoint, in the middle of an epoch too (default: "
-        f"{Precautions.checkpoint_minutes}; 0: at the ends of epochs alone)",
+        f"{TrainingOptions.checkpoint_minutes}; 0: at the ends of epochs alone)",
     )
     parser.add_argument(
         "--on-full-disk",
         metavar="|".join(get_args(OnFullDisk)),
-        default=Precautions.on_full_disk,
+        default=TrainingOptions.on_full_disk,
         help="stop where there is no room for a checkpoint or the log, the last checkpoint kept (default), or go on "
         "and try again at the next",
     )
     parser.add_argument(
         "--on-collapse",
         metavar="|".join(get_args(OnCollapse)),
-        default=Precautions.on_collapse,
+        default=TrainingOptions.on_collapse,
         help="say so once when the embeddings of all images become the same (default), or stop after a checkpoint",
     )
     parser.add_argument(
@@ -102,7 +102,7 @@ def _train(chosen: argparse.Namespace) -> int:
     settings = {f.name for f in fields(Recipe)} - {"name"}
     changes = {name: parse(name, text) for name, text in vars(chosen).items() if name in settings}
     Recipe().changed(changes)  # a value of the wrong kind is refused before torch is even loaded
-    precautions = Precautions(_minutes(chosen.checkpoint_minutes), chosen.on_full_disk, chosen.on_collapse)
+    precautions = TrainingOptions(_minutes(chosen.checkpoint_minutes), chosen.on_full_disk, chosen.on_collapse)
     if chosen.resume is not None:
         _check_resumed(chosen)
     elif chosen.recipe is None:
@@ -112,7 +112,7 @@ def _train(chosen: argparse.Namespace) -> int:
 
     from cmsf.api import resume, train
     from cmsf.training.signals import Stopped
-    from cmsf.utils.distributed import Lost, asked_for
+    from cmsf.utils.distributed import ProcessLost, World
 
     set_threads(chosen.threads or _recorded_threads(chosen.resume))
     given = {"labels": chosen.labels, "val": chosen.val, "device": chosen.device, "workers": workers(chosen.workers)}
@@ -132,10 +132,10 @@ def _train(chosen: argparse.Namespace) -> int:
         how = "after a checkpoint" if stopped.saved else "without a new checkpoint"
         print(f"cmsf: stopped by {stopped} {how}; the same command goes on from there", file=sys.stderr)
         return 128 + stopped.signal_number
-    except Lost as lost:
+    except ProcessLost as lost:
         print(f"cmsf: {lost}; the same command goes on from the last checkpoint", file=sys.stderr)
         return 1
-    if not chosen.quiet and asked_for().leads:
+    if not chosen.quiet and World.from_env().is_main:
         paths = {"neighbours": run.folder.neighbours_picture, "weights": run.folder.backbone_file, "run": run.path}
         say_paths(({"report": run.folder.report_file} if chosen.report else {}) | paths)
     return 0
@@ -144,7 +144,7 @@ def _train(chosen: argparse.Namespace) -> int:
 def _check_resumed(chosen: argparse.Namespace) -> None:
     if chosen.recipe is not None:
         raise BadInput(f"--resume goes on with the recipe of {chosen.resume}; leave out {chosen.recipe}")
-    if chosen.out is not None and from_home(chosen.out).absolute() != from_home(chosen.resume).absolute():
+    if chosen.out is not None and expand_user(chosen.out).absolute() != expand_user(chosen.resume).absolute():
         raise BadInput(f"--resume goes on in {chosen.resume}; leave out --out {chosen.out}")
 
 
@@ -155,7 +155,7 @@ def _recorded_threads(run: str | None) -> str | None:
     from cmsf.data import available_cores
     from cmsf.runs.folder import RunFolder
 
-    folder = RunFolder(from_home(run))
+    folder = RunFolder(expand_user(run))
     folder.recipe()  # says so where there is no run
     threads = folder.environment().get("threads")
     return str(threads) if type(threads) is int and 1 <= threads <= available_cores() else None

@@ -2,17 +2,17 @@
 
 from cmsf.data.dataset import Dataset, Split
 from cmsf.data.images import Images, Unreadable
-from cmsf.data.loader import available_cores, default_workers, feed
-from cmsf.data.open import SAMPLE, Request, open_source
-from cmsf.data.prepare import arrange, load
+from cmsf.data.loader import available_cores, default_workers, load_batches
+from cmsf.data.open import SAMPLE, DataRequest, open_source
+from cmsf.data.prepare import arrange, load_dataset
 from cmsf.data.sampling import Support
 from cmsf.data.source import Source
 
 __all__ = [
     "SAMPLE",
+    "DataRequest",
     "Dataset",
     "Images",
-    "Request",
     "Source",
     "Split",
     "Support",
@@ -20,7 +20,7 @@ __all__ = [
     "arrange",
     "available_cores",
     "default_workers",
-    "feed",
-    "load",
+    "load_batches",
+    "load_dataset",
     "open_source",
 ]

@@ -15,7 +15,7 @@ from cmsf.data.images import Images, Unreadable
 from cmsf.data.sampling import epoch_order
 from cmsf.data.transforms import Pictures
 from cmsf.utils.constants import UNKNOWN
-from cmsf.utils.progress import shown
+from cmsf.utils.progress import track
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Split:
     def fingerprint(self) -> str | None:
         """A hash of the pixels in memory, or of what is known of images that are not; None where nothing is."""
         pictures, found = self.pictures, sha256()
-        for i in shown(range(len(self)), "looking for changes", len(self)):
+        for i in track(range(len(self)), "looking for changes", len(self)):
             if isinstance(pictures, Images):
                 mark = pictures.mark(i)
                 if mark is None:

@@ -15,7 +15,7 @@ from cmsf.data.source import ordered
 from cmsf.data.sources.table import read_mapping
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import from_home
+from cmsf.utils.files import expand_user
 from cmsf.utils.rng import uniform
 
 _CHOOSING, _CORRUPTING = 0x5AE1 << 40, 0x0153 << 40  # what these uses of the hash are for; no epoch is ever so high
@@ -97,7 +97,7 @@ def coarsened(labels: Labels, group: Mapping[str, str], origin: str) -> Labels:
 
 def read_groups(coarse: str) -> Mapping[str, str]:
     """Groups by class: `wordnet` for ImageNet's by the paper's rule, or a CSV of class,group."""
-    return coarse_groups() if coarse == "wordnet" else read_mapping(from_home(coarse))
+    return coarse_groups() if coarse == "wordnet" else read_mapping(expand_user(coarse))
 
 
 def changed(

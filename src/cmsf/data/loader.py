@@ -23,7 +23,7 @@ from cmsf.data.dataset import Split
 from cmsf.data.images import Images, Unreadable
 from cmsf.data.prepare import STORED
 from cmsf.data.transforms import Batch, Crop, CutBatch, WholeBatch, cut_views, to_device
-from cmsf.utils.distributed import asked_for
+from cmsf.utils.distributed import World
 from cmsf.utils.errors import BadInput
 
 Plan = Iterable[tuple[int, Tensor]]
@@ -40,7 +40,7 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def feed(
+def load_batches(
     split: Split,
     plan: Plan,
     crops: Mapping[int, Crop],
@@ -188,7 +188,7 @@ def available_cores() -> int:
 
 def default_workers() -> int:
     """One process a core: decoding is what they are for. Those who train together share the cores."""
-    return max(1, min(_MOST_WORKERS, available_cores() // asked_for().local_size))
+    return max(1, min(_MOST_WORKERS, available_cores() // World.from_env().local_size))
 
 
 _Cut = tuple[int, Tensor, dict[int, Tensor] | BadInput, list[tuple[int, Unreadable]]]

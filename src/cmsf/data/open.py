@@ -16,7 +16,7 @@ from cmsf.data.sources.shards import open_shards, runs_commands
 from cmsf.data.sources.table import LIST_SUFFIXES, open_list
 from cmsf.data.sources.torchvision import is_on_disk, open_torchvision
 from cmsf.utils.errors import BadInput, did_you_mean
-from cmsf.utils.files import from_home
+from cmsf.utils.files import expand_user
 
 SAMPLE = "fashion-mnist-sample"
 _FORMS = "a folder of images, a .csv or .parquet list, an .npz, torchvision:NAME, hf:NAME or wds:SHARDS"
@@ -30,7 +30,7 @@ def open_source(data: str | Path | None) -> Source:
     scheme, colon, rest = str(data).partition(":")
     if colon and scheme in _schemes():
         return _schemes()[scheme](rest)
-    path = from_home(data)
+    path = expand_user(data)
     if not os.path.exists(path):  # which a name that is too long for any file does not, and raises nothing
         if colon and scheme.isidentifier():
             raise BadInput(f"no source is called {scheme}:; {did_you_mean(scheme, _schemes(), f'give {_FORMS}')}")
@@ -47,7 +47,7 @@ def open_source(data: str | Path | None) -> Source:
 
 
 @dataclass(frozen=True)
-class Request:
+class DataRequest:
     """What a user names: images, labels for them, and images to test on; as found from any working directory."""
 
     data: str
@@ -66,7 +66,9 @@ class Request:
         return next((name for name in sets if not is_on_disk(name.removeprefix("torchvision:"))), None)
 
     @classmethod
-    def of(cls, data: str | Path | None, labels: str | Path | None = None, val: str | Path | None = None) -> Request:
+    def of(
+        cls, data: str | Path | None, labels: str | Path | None = None, val: str | Path | None = None
+    ) -> DataRequest:
         given = None if labels is None else _absolute(labels)
         return cls(_lasting(data), given, None if val is None else _lasting(val))
 
@@ -79,7 +81,7 @@ def _lasting(data: str | Path | None) -> str:
         name, at, folder = rest.partition("@")
         return f"{scheme}:{name}{at}{_absolute(folder) if at else ''}"
     if scheme == "hf":  # a name on the Hub is what it is
-        return f"{scheme}:{_absolute(rest) if from_home(rest).exists() else rest}"
+        return f"{scheme}:{_absolute(rest) if expand_user(rest).exists() else rest}"
     if scheme == "wds":  # and so is a URL
         return f"{scheme}:{'::'.join(one if ':' in one else _absolute(one) for one in rest.split('::'))}"
     return _absolute(data)
@@ -87,7 +89,7 @@ def _lasting(data: str | Path | None) -> str:
 
 def _absolute(path: str | Path) -> str:
     """Links are left as they are: what a list names is relative to where the list was named."""
-    return os.path.abspath(from_home(path))
+    return os.path.abspath(expand_user(path))
 
 
 def _schemes() -> dict[str, Callable[[str], Source]]:

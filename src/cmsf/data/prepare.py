@@ -21,10 +21,10 @@ from cmsf.data.sources.table import match_labels, match_rows
 from cmsf.data.transforms import Pictures
 from cmsf.recipes.recipe import AUTO, Recipe
 from cmsf.utils.constants import UNKNOWN
-from cmsf.utils.distributed import asked_for
+from cmsf.utils.distributed import World
 from cmsf.utils.errors import BadInput
 from cmsf.utils.memory import available_memory
-from cmsf.utils.progress import shown
+from cmsf.utils.progress import track
 from cmsf.utils.rng import uniform
 
 STORED = 2
@@ -34,7 +34,7 @@ _HELD_OUT_SHARE = 10
 _HOLDING_OUT = 0x5917 << 40  # what this use of the hash is for; no epoch is ever so high
 
 
-def load(
+def load_dataset(
     source: Source,
     recipe: Recipe,
     size: int,
@@ -268,7 +268,7 @@ def _fits(data: Dataset, largest_side: int) -> bool:
             sizes = Part(split.pictures, ()).few_sizes()
             pixels = [h * w * min(1.0, largest_side / min(h, w)) ** 2 for h, w in sizes]
             total += 3 * len(split) * sum(pixels) / max(1, len(pixels))
-    return total <= _MOST_OF_MEMORY * available_memory() / asked_for().local_size  # each process keeps its own
+    return total <= _MOST_OF_MEMORY * available_memory() / World.from_env().local_size  # each process keeps its own
 
 
 def _decode_all(images: Images, largest_side: int, keep: bool) -> list[Tensor | Unreadable | None]:
@@ -282,7 +282,7 @@ def _decode_all(images: Images, largest_side: int, keep: bool) -> list[Tensor | 
         return shrink(picture, largest_side) if keep else None
 
     with ThreadPoolExecutor() as pool:
-        return list(shown(pool.map(one, range(len(images))), "decoding" if keep else "checking", len(images)))
+        return list(track(pool.map(one, range(len(images))), "decoding" if keep else "checking", len(images)))
 
 
 def _together(pictures: list[Tensor]) -> Pictures:

@@ -10,7 +10,7 @@ from statistics import median
 
 from cmsf.data.images import Images, Unreadable
 from cmsf.utils.errors import BadInput
-from cmsf.utils.progress import shown
+from cmsf.utils.progress import track
 from cmsf.utils.text import is_text, printable
 
 SPLITS = {"train": "train", "trainval": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
@@ -35,7 +35,7 @@ class Part:
         """Heights and widths of some hundred images all over the part; unreadable ones are met when all are read."""
         found = []
         some = range(0, len(self), max(1, len(self) // _LOOKED_AT))
-        for i in shown(some, "looking at sizes", len(some)):
+        for i in track(some, "looking at sizes", len(some)):
             with suppress(Unreadable):
                 found.append(self.images.size(i))
         return found

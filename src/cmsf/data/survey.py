@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cmsf.data.images import Images, Unreadable
 from cmsf.data.source import Source
-from cmsf.utils.progress import shown
+from cmsf.utils.progress import track
 
 _WHOLE = 1 << 20  # no image is to be read at a fraction of its size
 
@@ -51,7 +51,7 @@ def survey(source: Source) -> Survey:
     for part_name, part in source.in_order():
         with ThreadPoolExecutor() as pool:
             seen = pool.map(lambda i, pile=part.images: _look(pile, i), range(len(part)))
-            for i, one in enumerate(shown(seen, f"reading {part_name}", len(part))):
+            for i, one in enumerate(track(seen, f"reading {part_name}", len(part))):
                 if isinstance(one, Unreadable):
                     broken.append(one)
                     continue

@@ -1,6 +1,6 @@
 """How good frozen features are. Nothing here knows how they were learned."""
 
-from cmsf.evaluation.features import Extractor
+from cmsf.evaluation.features import FeatureExtractor
 from cmsf.evaluation.few_labels import Few, evaluate_few_labels, listed, seeded_shares
 from cmsf.evaluation.knn import evaluate_knn, evaluate_pixels
 from cmsf.evaluation.linear import evaluate_linear
@@ -10,7 +10,7 @@ from cmsf.evaluation.retrieval import evaluate_retrieval
 from cmsf.evaluation.splits import can_judge
 
 __all__ = [
-    "Extractor",
+    "FeatureExtractor",
     "Few",
     "Result",
     "can_judge",

@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from cmsf.data import Split, feed
+from cmsf.data import Split, load_batches
 from cmsf.data.transforms import CentreCrop, normalise
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import atomically, own_folder
-from cmsf.utils.progress import shown
+from cmsf.utils.files import atomic_write, own_folder
+from cmsf.utils.progress import track
 from cmsf.utils.text import one_line
 
 LAYER = "pooled backbone features, L2-normalised"
@@ -29,7 +29,7 @@ BATCH = 256
 _FORMAT = 1
 
 
-class Extractor:
+class FeatureExtractor:
     """L2-normalised features of a network's clean views; with a folder to keep them in, each is computed once.
 
     What is kept is found by a hash of all that it depends on: the network and its weights, the images, the transform,
@@ -67,7 +67,7 @@ class Extractor:
         """A hash of its structure and its weights."""
         found = sha256(repr(self.backbone).encode())
         state = self.backbone.state_dict()
-        for name, value in shown(state.items(), "hashing weights", len(state)):
+        for name, value in track(state.items(), "hashing weights", len(state)):
             found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
             found.update(value.detach().cpu().contiguous().numpy().tobytes())
         return found.hexdigest()
@@ -79,7 +79,7 @@ class Extractor:
     def _extract(self, split: Split) -> Float[Tensor, "n f"]:
         batches = feature_batches(self.backbone, split, self.size, self.device, self.workers)
         features, done = torch.empty(0), 0
-        for batch in shown(batches, "features", batch_count(split)):
+        for batch in track(batches, "features", batch_count(split)):
             if not done:  # memory for all at once: at ImageNet's size there is none for two copies
                 features = batch.new_empty(len(split), batch.shape[1])
             features[done : done + len(batch)] = batch
@@ -121,7 +121,7 @@ def in_eval_mode(network: nn.Module) -> Iterator[nn.Module]:
 
 def raw_pixels(split: Split, size: int, workers: int = 0) -> Float[Tensor, "n f"]:
     """The images themselves as features: what a representation has to beat."""
-    return torch.cat(list(shown(pixel_batches(split, size, workers), "raw pixels", batch_count(split))))
+    return torch.cat(list(track(pixel_batches(split, size, workers), "raw pixels", batch_count(split))))
 
 
 def pixel_batches(split: Split, size: int, workers: int = 0) -> Iterator[Tensor]:
@@ -142,7 +142,7 @@ def transform_name(size: int) -> str:
 def clean_views(split: Split, size: int, device: torch.device | str, workers: int) -> Iterator[Tensor]:
     crop = CentreCrop(size)
     plan = ((0, index) for index in torch.arange(len(split)).split(BATCH))
-    for batch in feed(split, plan, {0: crop}, seed=0, device=device, workers=workers):
+    for batch in load_batches(split, plan, {0: crop}, seed=0, device=device, workers=workers):
         yield normalise(batch.crop(crop, 0))
 
 
@@ -159,7 +159,7 @@ def _read(file: Path) -> Float[Tensor, "n f"] | None:
 
 def _write(file: Path, features: Float[Tensor, "n f"]) -> None:
     own_folder(file.parent)
-    with atomically(file) as temporary:
+    with atomic_write(file) as temporary:
         save_file({"features": features}, temporary, metadata={"sha256": _digest(features)})
 
 

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from cmsf.data import Dataset
 from cmsf.data.labels import Labels, share_of_each_class
-from cmsf.evaluation.features import Extractor
+from cmsf.evaluation.features import FeatureExtractor
 from cmsf.evaluation.finetune import HEAD, TuningCourse, fine_tune
 from cmsf.evaluation.linear import STANDARDISED, Standardised, fit_chosen
 from cmsf.evaluation.metrics import Judged, Result, hits
 from cmsf.evaluation.predict import score_all
 from cmsf.evaluation.splits import judged_splits
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import from_home
+from cmsf.utils.files import expand_user
 from cmsf.utils.progress import part_of
 
 SHARES = (0.01, 0.1)
@@ -59,11 +59,11 @@ def listed(file: Path, arranged: Dataset, data: Dataset) -> Few:
         raise BadInput(f"{file} has no labels of training images of {data.name}")
     index = torch.tensor([place[arranged.train.paths[i]] for i in there])
     label = torch.tensor([number[arranged.label_names[int(arranged.train.label[i])]] for i in there])
-    content = sha256(from_home(file).read_bytes()).hexdigest()
+    content = sha256(expand_user(file).read_bytes()).hexdigest()
     return Few(file.stem, f"the list {file.name} (sha256 {content})", index, label)
 
 
-def evaluate_few_labels(features: Extractor, data: Dataset, few: Sequence[Few], seed: int) -> Result:
+def evaluate_few_labels(features: FeatureExtractor, data: Dataset, few: Sequence[Few], seed: int) -> Result:
     """Both classifiers for each share of labels, on the test images."""
     _, test = judged_splits(data)
     names = [some.name for some in few]

@@ -12,16 +12,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from cmsf.data import Split, feed
+from cmsf.data import Split, load_batches
 from cmsf.data.transforms import RandomCrop, normalise
-from cmsf.evaluation.features import Extractor
+from cmsf.evaluation.features import FeatureExtractor
 from cmsf.evaluation.linear import Standardised, fit_chosen
 from cmsf.evaluation.predict import score_readable
-from cmsf.models.course import Course
-from cmsf.models.heads import perceptron
+from cmsf.models.course import SGDSettings
+from cmsf.models.heads import mlp
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
-from cmsf.utils.progress import part_of, shown
+from cmsf.utils.progress import part_of, track
 
 SCALE = (0.2, 1.0)
 CONFIDENT = 0.9
@@ -33,7 +33,7 @@ TUNES: tuple[Tune, ...] = get_args(Tune)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuningCourse(Course):
+class TuningCourse(SGDSettings):
     """The paper's: 20 epochs of SGD with batch 256, lr 0.005 and a tenth of it after three quarters of the way.
 
     For few images batches are smaller, too.
@@ -81,7 +81,7 @@ class Round:
 
 
 def fine_tune(
-    features: Extractor,
+    features: FeatureExtractor,
     split: Split,
     label: Int[Tensor, " n"],
     width: int,
@@ -98,7 +98,9 @@ def fine_tune(
     return network
 
 
-def new_classifier(features: Extractor, width: int, classes: int, seed: int, tune: Tune = "whole") -> nn.Sequential:
+def new_classifier(
+    features: FeatureExtractor, width: int, classes: int, seed: int, tune: Tune = "whole"
+) -> nn.Sequential:
     """A copy of the network, and a head that knows nothing yet."""
     return nn.Sequential(deepcopy(features.backbone).float(), new_head(width, classes, seed, tune)).to(features.device)
 
@@ -106,7 +108,7 @@ def new_classifier(features: Extractor, width: int, classes: int, seed: int, tun
 def fine_tune_in_rounds(
     network: nn.Sequential,
     split: Split,
-    like: Extractor,
+    like: FeatureExtractor,
     seed: int,
     *,
     rounds: int = 1,
@@ -153,7 +155,7 @@ def train_classifier(
     network: nn.Sequential,
     split: Split,
     label: Int[Tensor, " n"],
-    like: Extractor,
+    like: FeatureExtractor,
     seed: int,
     course: TuningCourse = TuningCourse(),
     tune: Tune = "whole",
@@ -178,8 +180,8 @@ def train_classifier(
     crop = RandomCrop(like.size, scale=SCALE)
     network.eval()
     learning.train()  # a frozen network stays in eval mode: its BatchNorm statistics are part of what is frozen
-    batches = feed(split, plan, {0: crop}, seed=seed, device=like.device, workers=like.workers)
-    for views in shown(batches, f"fine-tuning on {len(split)} labels", epochs * steps):
+    batches = load_batches(split, plan, {0: crop}, seed=seed, device=like.device, workers=like.workers)
+    for views in track(batches, f"fine-tuning on {len(split)} labels", epochs * steps):
         epoch = views.epoch - first_epoch
         optimiser.param_groups[0]["lr"] = course.lr * (0.1 if epoch >= course.drop * epochs else 1)
         optimiser.zero_grad()
@@ -195,7 +197,7 @@ def train_classifier(
     network.eval()
 
 
-def _diverged(epoch: int, epochs: int, course: Course) -> BadInput:
+def _diverged(epoch: int, epochs: int, course: SGDSettings) -> BadInput:
     return BadInput(
         f"fine-tuning diverged: its loss is not finite in epoch {epoch + 1} of {epochs}; "
         f"use a smaller learning rate than --lr {course.lr:g}"
@@ -208,7 +210,7 @@ def new_head(width: int, classes: int, seed: int = 0, tune: Tune = "whole") -> n
         torch.manual_seed(seed)
         if tune == "linear":
             return LinearHead(width, classes)
-        return perceptron(width, 2 * width, classes)
+        return mlp(width, 2 * width, classes)
 
 
 class LinearHead(nn.Linear):
@@ -218,7 +220,7 @@ class LinearHead(nn.Linear):
         return super().forward(normalize(features, dim=1))
 
 
-def fit_layer(network: nn.Sequential, split: Split, label: Int[Tensor, " n"], like: Extractor) -> str:
+def fit_layer(network: nn.Sequential, split: Split, label: Int[Tensor, " n"], like: FeatureExtractor) -> str:
     """The layer that the linear evaluation finds, as the head of this network; returns how it was found."""
     features = like(split)
     scale = Standardised.by(features)

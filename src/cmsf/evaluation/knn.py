@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from cmsf.data import Dataset, Split
-from cmsf.evaluation.features import LAYER, Extractor, raw_pixels, transform_name
+from cmsf.evaluation.features import LAYER, FeatureExtractor, raw_pixels, transform_name
 from cmsf.evaluation.metrics import Judged, Result
 from cmsf.evaluation.splits import judged_splits
 from cmsf.method.search import Own, nearest_vectors
 from cmsf.utils.constants import UNKNOWN
-from cmsf.utils.progress import shown
+from cmsf.utils.progress import track
 
 _CHUNK = 256
 """Queries whose neighbours' vectors are copied at once: so few that their memory is used again and again."""
@@ -42,7 +42,7 @@ BALLOTS = {"1-nn": Ballot(1), "20-nn": Ballot(20), "20-nn weighted": Ballot(20, 
 """The paper's two majority votes, and the weighted one that others report."""
 
 
-def evaluate_knn(features: Extractor, data: Dataset) -> Result:
+def evaluate_knn(features: FeatureExtractor, data: Dataset) -> Result:
     """Classify the test images by their neighbours among the training images."""
     train, test = judged_splits(data)
     return _judge((features(train), features(test)), train, test, LAYER, features.size, data.test_origin)
@@ -87,7 +87,7 @@ def nearest_training_images(
     there = len(train) - (own is not None)
 
     def watched(blocks: range) -> Iterator[int]:
-        return shown(blocks, "neighbours", len(blocks))
+        return track(blocks, "neighbours", len(blocks))
 
     nearest = nearest_vectors(query, train, everywhere, number, min(k, there), Own(left_out, included=False), watched)
     for part, near in zip(query.split(_CHUNK), nearest.split(_CHUNK), strict=True):

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from cmsf.data import Dataset
-from cmsf.evaluation.features import LAYER, Extractor
+from cmsf.evaluation.features import LAYER, FeatureExtractor
 from cmsf.evaluation.metrics import Judged, Result, hits
 from cmsf.evaluation.splits import judged_splits
 from cmsf.utils.errors import BadInput
-from cmsf.utils.progress import bar
+from cmsf.utils.progress import progress_bar
 from cmsf.utils.rng import uniform
 
 
@@ -95,7 +95,7 @@ _FOLDS = 5
 _HOLDING_OUT = 0x11EA << 40  # what this use of the hash is for; no epoch is ever so high
 
 
-def evaluate_linear(features: Extractor, data: Dataset) -> Result:
+def evaluate_linear(features: FeatureExtractor, data: Dataset) -> Result:
     """Logistic regression on normalised, standardised features of clean views; its weight decay is chosen on training
     images that are held out, then it is fitted on all of them."""
     train, test = judged_splits(data)
@@ -147,7 +147,7 @@ def fit_chosen(features: Float[Tensor, "n f"], label: Int[Tensor, " n"], classes
     folds = [aside.to(label.device) for aside in held_out(len(label))]
     paths = [fit_path(features[~aside], label[~aside], classes, WEIGHT_DECAYS) for aside in folds]
     tried: dict[float, float] = {}
-    with bar("weight decays", len(WEIGHT_DECAYS) + 1) as at:
+    with progress_bar("weight decays", len(WEIGHT_DECAYS) + 1) as at:
         for fits in zip(*paths, strict=True):
             decay = fits[0][0]
             right = [

@@ -10,13 +10,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
-from cmsf.data import Dataset, Split, feed
+from cmsf.data import Dataset, Split, load_batches
 from cmsf.data.transforms import RandomCrop, normalise
-from cmsf.evaluation.features import Extractor, in_eval_mode, unit_features
+from cmsf.evaluation.features import FeatureExtractor, in_eval_mode, unit_features
 from cmsf.evaluation.linear import STANDARDISED, Layer, Standardised, fit_path, judge_scores
 from cmsf.evaluation.metrics import Judged, Result
 from cmsf.evaluation.splits import judged_splits
-from cmsf.utils.progress import shown
+from cmsf.utils.progress import track
 
 BATCH = 256
 MOMENTUM, WEIGHT_DECAY = 0.9, 1e-4
@@ -66,7 +66,7 @@ Batches = Iterator[tuple[int, Tensor, Tensor]]
 """Epoch, images by index, and their features."""
 
 
-def evaluate_linear_sgd(features: Extractor, data: Dataset) -> Result:
+def evaluate_linear_sgd(features: FeatureExtractor, data: Dataset) -> Result:
     """One layer on normalised, standardised features of random crops, mirrored or not; and of the clean views alone."""
     train, test = judged_splits(data)
     known, asked = features(train), features(test)
@@ -79,11 +79,11 @@ def evaluate_linear_sgd(features: Extractor, data: Dataset) -> Result:
     clean = ((epoch, index, scale(known[index.to(known.device)])) for epoch, index in plan())
     judged: dict[str, Judged] = {}
     for name, batches in (("SGD", augmented), ("SGD clean", clean)):
-        seen = shown(batches, f"linear layer by {name}", course.epochs * course.steps_an_epoch)
+        seen = track(batches, f"linear layer by {name}", course.epochs * course.steps_an_epoch)
         layer = fit_by_sgd(seen, known, train.truth, len(data.classes), course)
         judged |= judge_scores(name, layer(scale(asked)).cpu(), test.truth)
     truth, count = train.truth.to(known.device), len(data.classes)
-    ((_, converged),) = shown(fit_path(scale(known), truth, count, (WEIGHT_DECAY,)), "linear layer by LBFGS", 1)
+    ((_, converged),) = track(fit_path(scale(known), truth, count, (WEIGHT_DECAY,)), "linear layer by LBFGS", 1)
     same = judge_scores("LBFGS", converged(scale(asked)).cpu(), test.truth)["LBFGS top-1"].figure
     effect = judged["SGD top-1"].figure - judged["SGD clean top-1"].figure
     protocol = {
@@ -118,9 +118,9 @@ def fit_by_sgd(
     return Layer.of(weight.detach(), bias.detach(), present.to(like.device), classes)
 
 
-def _random_views(features: Extractor, split: Split, plan: Iterable[tuple[int, Tensor]]) -> Batches:
+def _random_views(features: FeatureExtractor, split: Split, plan: Iterable[tuple[int, Tensor]]) -> Batches:
     """The network's features of one random view an image and epoch."""
     crop = RandomCrop(features.size, scale=SCALE)
     with in_eval_mode(features.backbone) as backbone:
-        for batch in feed(split, plan, {0: crop}, seed=_SEED, device=features.device, workers=features.workers):
+        for batch in load_batches(split, plan, {0: crop}, seed=_SEED, device=features.device, workers=features.workers):
             yield batch.epoch, batch.index, unit_features(backbone, normalise(batch.crop(crop, 0)))

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from cmsf.data import Split, Unreadable, feed
+from cmsf.data import Split, Unreadable, load_batches
 from cmsf.data.transforms import CentreCrop, normalise
-from cmsf.evaluation.features import BATCH, Extractor, batch_count, in_eval_mode
+from cmsf.evaluation.features import BATCH, FeatureExtractor, batch_count, in_eval_mode
 from cmsf.utils.errors import BadInput
-from cmsf.utils.progress import shown
+from cmsf.utils.progress import track
 
 PLACES = 5
 
@@ -36,7 +36,7 @@ class Prediction:
         return self.confidences[0] if self.confidences else None
 
 
-def predict(network: nn.Module, split: Split, like: Extractor, names: tuple[str, ...]) -> list[Prediction]:
+def predict(network: nn.Module, split: Split, like: FeatureExtractor, names: tuple[str, ...]) -> list[Prediction]:
     """A prediction for every image, in their order."""
     found: dict[int, Prediction] = {}
 
@@ -50,12 +50,14 @@ def predict(network: nn.Module, split: Split, like: Extractor, names: tuple[str,
     return [found[i] for i in range(len(split))]
 
 
-def score_all(network: nn.Module, split: Split, like: Extractor) -> Float[Tensor, "n c"]:
+def score_all(network: nn.Module, split: Split, like: FeatureExtractor) -> Float[Tensor, "n c"]:
     """The scores that predictions are made from; an image that cannot be read raises Unreadable."""
     return torch.cat([scores for _, scores in score_batches(network, split, like)])
 
 
-def score_readable(network: nn.Module, split: Split, like: Extractor) -> tuple[Int[Tensor, " m"], Float[Tensor, "m c"]]:
+def score_readable(
+    network: nn.Module, split: Split, like: FeatureExtractor
+) -> tuple[Int[Tensor, " m"], Float[Tensor, "m c"]]:
     """The same of the images that can be read, and which these are."""
     found = list(score_batches(network, split, like, on_unreadable=lambda i, error: None))
     if not found:
@@ -67,7 +69,7 @@ def score_readable(network: nn.Module, split: Split, like: Extractor) -> tuple[I
 def score_batches(
     network: nn.Module,
     split: Split,
-    like: Extractor,
+    like: FeatureExtractor,
     on_unreadable: Callable[[int, Unreadable], None] | None = None,
 ) -> Iterator[tuple[Int[Tensor, " b"], Float[Tensor, "b c"]]]:
     """Indices and class scores of clean views, on the CPU.
@@ -79,7 +81,7 @@ def score_batches(
         split = replace(split, pictures=list(split.pictures))
     crop = CentreCrop(like.size)
     plan = ((0, index) for index in torch.arange(len(split)).split(BATCH))
-    batches = feed(
+    batches = load_batches(
         split,
         plan,
         {0: crop},
@@ -90,7 +92,7 @@ def score_batches(
     )
     dtype = next((weight.dtype for weight in network.parameters()), torch.float32)
     with in_eval_mode(network), torch.no_grad():
-        for batch in shown(batches, "predicting", batch_count(split)):
+        for batch in track(batches, "predicting", batch_count(split)):
             scores = network(normalise(batch.crop(crop, 0)).to(dtype)).float().cpu()
             lost = int((~scores.isfinite().all(1)).sum())
             if lost:

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cmsf.data import Dataset
-from cmsf.evaluation.features import LAYER, Extractor
+from cmsf.evaluation.features import LAYER, FeatureExtractor
 from cmsf.evaluation.knn import nearest_training_images
 from cmsf.evaluation.metrics import Judged, Result
 from cmsf.evaluation.splits import judged_splits
@@ -15,7 +15,7 @@ from cmsf.evaluation.splits import judged_splits
 DEPTHS = (1, 5, 10)
 
 
-def evaluate_retrieval(features: Extractor, data: Dataset) -> Result:
+def evaluate_retrieval(features: FeatureExtractor, data: Dataset) -> Result:
     """R@1, R@5 and R@10 of the test images among the training images, by cosine."""
     train, test = judged_splits(data)
     protocol = {

@@ -163,23 +163,23 @@ class EmbeddingCache:
         remembered[here] = self.embedding[place].to(rows.embedding)
         self.embedding[place] = rows.embedding[here].detach().to(self.embedding)
         self.changed[place] = True
-        return self.world.sum(remembered)  # nothing but zeros from those who do not keep an image
+        return self.world.all_reduce(remembered)  # nothing but zeros from those who do not keep an image
 
     def whole(self) -> Tensor | None:
         """A copy of all images' embeddings, for the first process alone; from now on changes are counted anew."""
         self.changed.fill_(False)
-        return self.world.collected(self.embedding.clone())
+        return self.world.gather_shards(self.embedding.clone())
 
     def changes(self) -> tuple[Tensor, Tensor]:
         """Which images were written since all of it was copied, and what; for the first process, of all processes."""
         place = self.changed.nonzero()[:, 0]
-        return self.world.at_first(place * self.world.size + self.world.rank), self.world.at_first(
+        return self.world.gather_to_main(place * self.world.size + self.world.rank), self.world.gather_to_main(
             self.embedding[place]
         )
 
     def put_whole(self, embedding: Float[Tensor, "n d"]) -> None:
         """Take up what `whole` has copied."""
-        self.embedding.copy_(self.world.dealt(embedding))
+        self.embedding.copy_(self.world.shard(embedding))
         self.changed.fill_(False)
 
     def put_changes(self, index: Int[Tensor, " m"], embedding: Float[Tensor, "m d"]) -> None:

@@ -30,8 +30,8 @@ from cmsf.method.losses import (
     CrossEntropy,
     FixMatch,
     InfoNCE,
+    Loss,
     MeanShift,
-    Objective,
     Prototypes,
     SimCLR,
     SimSiam,
@@ -40,12 +40,12 @@ from cmsf.method.losses import (
     Term,
 )
 from cmsf.method.pseudo_labels import Layers, PseudoClassifier, PseudoCourse, Vote
-from cmsf.method.supervision import GivenLabels, Knowledge, Nothing, PreviousEpoch, PseudoLabels, ThirdView
+from cmsf.method.supervision import GivenLabels, NoSupervision, PreviousEpoch, PseudoLabels, Supervision, ThirdView
 from cmsf.models.backbones import feature_width, make_backbone
 from cmsf.models.encoders import Encoders
-from cmsf.models.heads import perceptron
+from cmsf.models.heads import mlp
 from cmsf.models.precision import Precision
-from cmsf.models.sync_batchnorm import synchronise
+from cmsf.models.sync_batchnorm import synchronize_batchnorm
 from cmsf.models.weights import StartingWeights, starting_weights
 from cmsf.recipes.recipe import AUTO, Recipe, Resolved
 from cmsf.utils.constants import UNKNOWN
@@ -69,11 +69,11 @@ def make_learner(
     start: what the backbone's weights are; None: what the seed decides.
     world: who else trains it; bank_sharded: whether each of them holds but a share of the bank.
     """
-    device, precision, objective = torch.device(device), Precision(recipe.precision), objective_of(recipe)
+    device, precision, objective = torch.device(device), Precision(recipe.precision), make_loss(recipe)
     precision.check(device)
     encoders = make_encoders(recipe, objective, _count_classes(label), start).to(device)
     if recipe.batch_norm == "sync":
-        synchronise(encoders, world, device)
+        synchronize_batchnorm(encoders, world, device)
     knowledge = _knowledge(recipe, objective, label.to(device), encoders.dim, world)
     return Learner(
         encoders=encoders,
@@ -90,7 +90,7 @@ def make_learner(
     )
 
 
-def _bank(objective: Objective, world: World, sharded: bool) -> Callable[..., MemoryBank]:
+def _bank(objective: Loss, world: World, sharded: bool) -> Callable[..., MemoryBank]:
     if sharded and objective.bank != "none" and not objective.chooses:
         raise BadInput(
             "--bank-sharded is for methods that choose neighbours; this one compares with every row of the bank; "
@@ -101,9 +101,9 @@ def _bank(objective: Objective, world: World, sharded: bool) -> Callable[..., Me
     return partial(ShardedBank if sharded else ReplicatedBank, world)
 
 
-def objective_of(recipe: Recipe) -> Objective:
+def make_loss(recipe: Recipe) -> Loss:
     temperature = recipe.temperature
-    made: dict[str, Callable[[], Objective]] = {
+    made: dict[str, Callable[[], Loss]] = {
         "mean-shift": lambda: _mean_shift(recipe),
         "cross-entropy": CrossEntropy,
         "supcon": lambda: SupCon(temperature, recipe.include_query),
@@ -143,9 +143,7 @@ def starting_backbone(recipe: Resolved, start: StartingWeights | None = None) ->
         return _seeded_backbone(recipe, start).to(Precision(recipe.precision).dtype)
 
 
-def make_encoders(
-    recipe: Resolved, objective: Objective, classes: int, start: StartingWeights | None = None
-) -> Encoders:
+def make_encoders(recipe: Resolved, objective: Loss, classes: int, start: StartingWeights | None = None) -> Encoders:
     """The encoders of an objective, with weights that the seed decides, but for a backbone that is given its own."""
     hidden, dim = recipe.projection_hidden, recipe.projection_dim
     with torch.random.fork_rng(devices=[]):
@@ -154,9 +152,9 @@ def make_encoders(
         projector = predictor = classifier = None
         if "projector" in objective.heads:
             between = recipe.projection_layers - 1
-            projector = perceptron(width, hidden, dim, between, bias=True, output_norm=recipe.projection_norm)
+            projector = mlp(width, hidden, dim, between, bias=True, output_norm=recipe.projection_norm)
         if "predictor" in objective.heads:
-            predictor = perceptron(dim, recipe.prediction_hidden, dim, bias=True)
+            predictor = mlp(dim, recipe.prediction_hidden, dim, bias=True)
         if "classifier" in objective.heads:
             classifier = nn.Linear(width, classes)
         return Encoders(
@@ -219,7 +217,7 @@ def _optimiser(recipe: Resolved, encoders: Encoders) -> Optimizer:
     return lars
 
 
-def _knowledge(recipe: Resolved, objective: Objective, label: Int[Tensor, " n"], dim: int, world: World) -> Knowledge:
+def _knowledge(recipe: Resolved, objective: Loss, label: Int[Tensor, " n"], dim: int, world: World) -> Supervision:
     precision = Precision(recipe.precision)
     if _has_pseudo_labels(recipe, objective):
         classifier, offline = _pseudo_classifier(recipe, label, dim), embeds_clean_views(recipe, objective)
@@ -230,7 +228,7 @@ def _knowledge(recipe: Resolved, objective: Objective, label: Int[Tensor, " n"],
         return ThirdView(dim)
     if _has_companions(recipe):
         return PreviousEpoch(len(label), dim, precision.resting, world)
-    return Nothing()
+    return NoSupervision()
 
 
 def embeds_third_view(recipe: Recipe) -> bool:
@@ -238,7 +236,7 @@ def embeds_third_view(recipe: Recipe) -> bool:
     return _has_companions(recipe) and recipe.companions == "third-view"
 
 
-def embeds_clean_views(recipe: Recipe, objective: Objective) -> bool:
+def embeds_clean_views(recipe: Recipe, objective: Loss) -> bool:
     """Whether clean views of the labelled images go through the target twice an epoch."""
     return _has_pseudo_labels(recipe, objective) and recipe.pseudo_cache == "offline"
 
@@ -247,7 +245,7 @@ def _has_companions(recipe: Recipe) -> bool:
     return recipe.objective == "mean-shift" and recipe.constraint == "companion"
 
 
-def _has_pseudo_labels(recipe: Recipe, objective: Objective) -> bool:
+def _has_pseudo_labels(recipe: Recipe, objective: Loss) -> bool:
     return objective.learns_from_labels and recipe.pseudo_labels != "none"
 
 

@@ -28,7 +28,7 @@ class ReplicatedBank(MemoryBank):
     @torch.no_grad()
     def find(self, query: Rows, constrain: Constrain, k: int | None, include_query: bool = True) -> Neighbours:
         """S_i of every query; everybody asks for all of them."""
-        mine = super().find(query[self.world.part(len(query))], constrain, k, include_query)
+        mine = super().find(query[self.world.chunk(len(query))], constrain, k, include_query)
         row = None if mine.row is None else self.world.gather(mine.row)
         return Neighbours(row, self.world.gather(mine.count), self.world.gather(mine.mean))
 
@@ -47,7 +47,7 @@ class ShardedBank(MemoryBank):
 
     def rows(self) -> Rows:
         """The rows that are held here, as far as they are written."""
-        index, label = (self.world.dealt(column[: self.written]) for column in (self.index, self.label))
+        index, label = (self.world.shard(column[: self.written]) for column in (self.index, self.label))
         companion = None if self.companion is None else self.companion[: len(index)]
         return Rows(self.embedding[: len(index)], index, label, companion)
 
@@ -61,7 +61,7 @@ class ShardedBank(MemoryBank):
         candidates = constrain(query, rows).agreed(query, self._agree)
         if include_query:
             held = own.position != UNKNOWN
-            check_enqueued(query, self.world.sum(held.long()) > 0)
+            check_enqueued(query, self.world.all_reduce(held.long()) > 0)
             check_related(query, ~held | candidates.contains(query, rows, own.position))
         if k is None:
             row, total, count = None, *all_of(query, rows, candidates, own)
@@ -70,7 +70,7 @@ class ShardedBank(MemoryBank):
             row = self._best(query.embedding, rows.embedding, rows.index, near, own)
             here = self._here(row)
             total, count = sum_of(rows.embedding[self._place(row)], here), here.sum(1)
-        total, count = self.world.sum(total), self.world.sum(count)
+        total, count = self.world.all_reduce(total), self.world.all_reduce(count)
         return Neighbours(row, count, total / count.clamp_min(1)[:, None])
 
     @torch.no_grad()
@@ -81,18 +81,18 @@ class ShardedBank(MemoryBank):
         similarity.masked_fill_(query.index[:, None] == rows.index, torch.inf)
         here = self._here(position)[:, None]
         level = similarity.gather(1, self._place(position)[:, None])
-        level = self.world.sum(torch.where(here, level, 0))  # whoever holds the row says how near it is
+        level = self.world.all_reduce(torch.where(here, level, 0))  # whoever holds the row says how near it is
         nearer = (similarity > level).sum(1)
         tied_before = ((similarity == level) & (rows.index < self.index[position][:, None])).sum(1)
-        return 1 + self.world.sum(nearer + tied_before)
+        return 1 + self.world.all_reduce(nearer + tied_before)
 
     def whole_state(self) -> dict[str, Any]:
         vectors = {name: getattr(self, name) for name in _VECTORS}
-        collected = {name: self.world.collected(held.cpu()) for name, held in vectors.items() if held is not None}
+        collected = {name: self.world.gather_shards(held.cpu()) for name, held in vectors.items() if held is not None}
         return self.state_dict() | collected
 
     def own_share(self, whole: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {name: self.world.dealt(x) if name in _VECTORS else x for name, x in whole.items()}
+        return {name: self.world.shard(x) if name in _VECTORS else x for name, x in whole.items()}
 
     def _agree(self, query: Rows, position: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
         """Those of the nearest companions here that are among the nearest of all."""

@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 
 from cmsf.data.transforms import Augmentation, Batch, Crop
 from cmsf.method.bank import MemoryBank
-from cmsf.method.losses import SUPPORT, THIRD, Objective, Outcome, Step, Together
+from cmsf.method.losses import SUPPORT, THIRD, Loss, LossOutput, Step, Together
 from cmsf.method.rows import Rows
-from cmsf.method.supervision import Knowledge
-from cmsf.models.encoders import Encoded, Encoders
+from cmsf.method.supervision import Supervision
+from cmsf.models.encoders import EncoderOutput, Encoders
 from cmsf.utils.distributed import World
 from cmsf.utils.errors import BadInput
 
@@ -33,8 +33,8 @@ class Diverged(BadInput):
 class Learner:
     encoders: Encoders
     bank: MemoryBank
-    knowledge: Knowledge
-    objective: Objective
+    knowledge: Supervision
+    objective: Loss
     views: dict[int, Augmentation]
     """How each view is made: T1 and T2 in the paper, and what else is asked for."""
     optimiser: Optimizer
@@ -54,7 +54,7 @@ class Learner:
             wanted.add(THIRD)
         return {view: self.views[view].crop for view in sorted(wanted)}
 
-    def step(self, batch: Batch, target_momentum: float, support: Batch | None = None) -> tuple[Rows, Outcome]:
+    def step(self, batch: Batch, target_momentum: float, support: Batch | None = None) -> tuple[Rows, LossOutput]:
         """Learn from a batch (one's share of it), and from labelled images beside it where the objective asks for them.
 
         Returns the queries as they entered the bank, and what the objective said.
@@ -76,10 +76,10 @@ class Learner:
         return query, outcome
 
     def _pass(
-        self, encode: Callable[[Tensor], Encoded], passes: tuple[Together, ...], images: dict[int, Batch]
-    ) -> dict[int, Encoded]:
+        self, encode: Callable[[Tensor], EncoderOutput], passes: tuple[Together, ...], images: dict[int, Batch]
+    ) -> dict[int, EncoderOutput]:
         """What an encoder makes of each view, one pass for those that go together."""
-        encoded: dict[int, Encoded] = {}
+        encoded: dict[int, EncoderOutput] = {}
         for together in passes:
             views = [self.views[view](images[view], view) for view in together]
             whole = encode(views[0] if len(views) == 1 else torch.cat(views))
@@ -87,27 +87,27 @@ class Learner:
             encoded |= {view: part.of_all(self.world) for view, part in zip(together, parts, strict=True)}
         return encoded
 
-    def _embed(self, images: Float[Tensor, "b 3 h w"]) -> Encoded:
+    def _embed(self, images: Float[Tensor, "b 3 h w"]) -> EncoderOutput:
         """The target's embeddings of one's share of a batch."""
         if not self.shuffles:
             return self.encoders.embed(images)
         everyones = self.world.gather(images)
-        mixed = self.encoders.embed(self.world.dealt(everyones)).of_all(self.world)
-        return mixed[self.world.undealt(len(everyones))[self.world.part(len(everyones))]]
+        mixed = self.encoders.embed(self.world.shard(everyones)).of_all(self.world)
+        return mixed[self.world.unshard_order(len(everyones))[self.world.chunk(len(everyones))]]
 
-    def _known(self, encoded: Encoded, batch: Batch) -> Rows:
+    def _known(self, encoded: EncoderOutput, batch: Batch) -> Rows:
         """Rows of these images with what is known of them."""
         embedding = encoded.embedding.detach()
         rows = Rows(embedding, self.world.gather(batch.index.to(embedding.device)))
         return self.knowledge(rows, lambda: self._pass(self._embed, ((THIRD,),), {THIRD: batch})[THIRD].embedding)
 
-    def _descend(self, outcome: Outcome) -> None:
+    def _descend(self, outcome: LossOutput) -> None:
         loss = outcome.loss
         if not loss.isfinite():  # the weights are still those of before
             raise Diverged(f"the loss is {float(loss.detach())}", outcome.plain())
         self.optimiser.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
-        self.world.sum_gradients(self.encoders.learning())
+        self.world.all_reduce_gradients(self.encoders.learning())
         self.scaler.step(self.optimiser)
         self.scaler.update()
         if self.scaler.is_enabled() and self.scaler.get_scale() < 1:

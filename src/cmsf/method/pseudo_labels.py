@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 
 from cmsf.method.rows import Rows
 from cmsf.method.search import Own, nearest_vectors
-from cmsf.models.course import Course
-from cmsf.models.heads import perceptron
+from cmsf.models.course import SGDSettings
+from cmsf.models.heads import mlp
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.rng import permutation
 
@@ -33,7 +33,7 @@ class PseudoClassifier(nn.Module, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PseudoCourse(Course):
+class PseudoCourse(SGDSettings):
     """How layers are trained each time: the paper's SGD, of which 1 % of ImageNet's labels make 500 steps."""
 
     epochs: int = 10
@@ -50,7 +50,7 @@ class Layers(PseudoClassifier):
         self.course, self.seed = course, seed
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.layers = perceptron(dim, 2 * dim, classes, hidden_layers)
+            self.layers = mlp(dim, 2 * dim, classes, hidden_layers)
 
     def fit(self, rows: Rows, times: int) -> None:
         known = rows[rows.exists]

@@ -31,7 +31,7 @@ class Guess:
     confident: Bool[Tensor, " u"]
 
 
-class Knowledge(ABC):
+class Supervision(ABC):
     """Fills a column of every query, and may remember what it saw."""
 
     companion_dim: int | None = None
@@ -60,14 +60,14 @@ class Knowledge(ABC):
         return
 
 
-class Nothing(Knowledge):
+class NoSupervision(Supervision):
     """Mean shift and BYOL know nothing of an image but the image."""
 
     def __call__(self, query: Rows, another_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
         return query
 
 
-class GivenLabels(Knowledge):
+class GivenLabels(Supervision):
     """Labels given with the data (CMSF sup); UNKNOWN where there is none."""
 
     def __init__(self, label: Int[Tensor, " n"]) -> None:
@@ -77,7 +77,7 @@ class GivenLabels(Knowledge):
         return replace(query, label=self.label.to(query.index.device)[query.index])
 
 
-class PreviousEpoch(Knowledge):
+class PreviousEpoch(Supervision):
     """The companion is the target embedding of the same image from the epoch before, another augmentation of it.
 
     It is read before the new one is written, so it is never the query itself. The paper refreshes its cache when
@@ -92,7 +92,7 @@ class PreviousEpoch(Knowledge):
         return replace(query, companion=self.cache.exchange(query))
 
 
-class ThirdView(Knowledge):
+class ThirdView(Supervision):
     """The companion is a third augmentation through the target: the paper's costlier alternative to a cache."""
 
     wants_another_view = True
@@ -105,7 +105,7 @@ class ThirdView(Knowledge):
             return replace(query, companion=another_view())
 
 
-class PseudoLabels(Knowledge):
+class PseudoLabels(Supervision):
     """Given labels, and for other images those of a classifier where it is confident (CMSF semi, Sec. 2.3).
 
     The classifier learns, twice an epoch, from the target's embeddings of the labelled images: those of training's own
@@ -148,7 +148,7 @@ class PseudoLabels(Knowledge):
         with self._timed():
             if self.offline:
                 slots = torch.arange(len(self.labelled), device=self.label.device)
-                mine = self.labelled[self.world.part(len(self.labelled))]
+                mine = self.labelled[self.world.chunk(len(self.labelled))]
                 self.cache.exchange(Rows(self.world.gather(embed(mine)), slots))
             embedding = self.cache.embedding.to(self.label.device)
             filled = ~embedding[:, 0].isnan()
@@ -159,7 +159,7 @@ class PseudoLabels(Knowledge):
                 self.times_trained,
             )
             # All have learned the same, as far as their devices repeat themselves; a bank must not depend on it.
-            self.world.follow_first(self.classifier)
+            self.world.broadcast(self.classifier)
             self.times_trained += 1
 
     def _guess(self, others: Rows) -> Guess:

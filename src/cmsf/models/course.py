@@ -10,7 +10,7 @@ from torch.optim import SGD
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class SGDSettings:
     """Few examples make few steps, which would teach nothing: they are gone through more often, for `least_steps`.
 
     The last incomplete batch of an epoch is dropped.

@@ -15,7 +15,7 @@ from cmsf.utils.distributed import World
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncoderOutput:
     """What an encoder made of some images.
 
     embedding: the projection, or the features where there is no projector, as unit rows.
@@ -27,18 +27,18 @@ class Encoded:
     prediction: Float[Tensor, "b d"]
     scores: Float[Tensor, "b c"]
 
-    def __getitem__(self, chosen: Tensor | slice) -> Encoded:
-        return Encoded(self.embedding[chosen], self.prediction[chosen], self.scores[chosen])
+    def __getitem__(self, chosen: Tensor | slice) -> EncoderOutput:
+        return EncoderOutput(self.embedding[chosen], self.prediction[chosen], self.scores[chosen])
 
-    def split(self, sizes: list[int]) -> list[Encoded]:
+    def split(self, sizes: list[int]) -> list[EncoderOutput]:
         parts = zip(self.embedding.split(sizes), self.prediction.split(sizes), self.scores.split(sizes), strict=True)
-        return [Encoded(*part) for part in parts]
+        return [EncoderOutput(*part) for part in parts]
 
-    def of_all(self, world: World) -> Encoded:
+    def of_all(self, world: World) -> EncoderOutput:
         """What the encoders of all processes made of the whole batch, in one message."""
         columns = (self.embedding, self.prediction, self.scores)
         gathered = world.gather(torch.cat(columns, dim=1))
-        return Encoded(*gathered.split([column.shape[1] for column in columns], dim=1))
+        return EncoderOutput(*gathered.split([column.shape[1] for column in columns], dim=1))
 
 
 class Encoder(nn.Module):
@@ -78,23 +78,23 @@ class Encoders(nn.Module):
         self.target = copy.deepcopy(self.online).requires_grad_(False) if target else None
         self.to(precision.dtype)
 
-    def encode(self, images: Float[Tensor, "b 3 h w"]) -> Encoded:
+    def encode(self, images: Float[Tensor, "b 3 h w"]) -> EncoderOutput:
         """v = h(g(x)) / |h(g(x))|, and what comes before it and beside it."""
         with self.precision.autocast(images.device):
             features = self.online.backbone(images.to(self.precision.dtype))
             projection = self.online.projector(features)
             prediction = self.predictor(projection)
             scores = features[:, :0] if self.classifier is None else self.classifier(features)
-        return Encoded(self._unit(projection), self._unit(prediction), scores.to(self.precision.dtype))
+        return EncoderOutput(self._unit(projection), self._unit(prediction), scores.to(self.precision.dtype))
 
     @torch.no_grad()
-    def embed(self, images: Float[Tensor, "b 3 h w"]) -> Encoded:
+    def embed(self, images: Float[Tensor, "b 3 h w"]) -> EncoderOutput:
         """u = f(x) / |f(x)|, without gradient."""
         assert self.target is not None
         with self.precision.autocast(images.device):
             output = self.target(images.to(self.precision.dtype))
         embedding = self._unit(output)
-        return Encoded(embedding, embedding, embedding[:, :0])
+        return EncoderOutput(embedding, embedding, embedding[:, :0])
 
     @torch.no_grad()
     def follow(self, momentum: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 
-def perceptron(
+def mlp(
     inputs: int, hidden: int, outputs: int, hidden_layers: int = 1, bias: bool = False, output_norm: bool = False
 ) -> nn.Sequential:
     """Linear, BatchNorm and ReLU so many times, then linear.

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from cmsf.utils.distributed import World
 
 
-def synchronise(network: nn.Module, world: World, device: torch.device) -> nn.Module:
+def synchronize_batchnorm(network: nn.Module, world: World, device: torch.device) -> nn.Module:
     """The same network, with the same weights under the same names, whose BatchNorm sees everybody's images.
 
     On CUDA torch's own does it, which refuses tensors of the CPU.
@@ -62,12 +62,12 @@ def _normalised(norm: _BatchNorm, input: Tensor, world: World) -> Tensor:
     shape = [1, -1, *[1] * (input.ndim - 2)]
     wide = input if input.dtype == torch.float64 else input.float()
     share = wide.new_full((1,), wide.numel() / wide.shape[1])
-    sums = world.sum(torch.cat([wide.sum(others), share]))
+    sums = world.all_reduce(torch.cat([wide.sum(others), share]))
     count = sums[-1].detach()
     mean = sums[:-1] / count
     centred = wide - mean.view(shape)
     variance = (
-        world.sum(centred.square().sum(others)) / count
+        world.all_reduce(centred.square().sum(others)) / count
     )  # from the mean: a difference of large sums is no variance
     scaled = centred * (variance + norm.eps).rsqrt().view(shape)
     if norm.affine:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from cmsf.data.transforms import IMAGENET_DEVIATION, IMAGENET_MEAN
 from cmsf.models.backbones import SMALL_RESIDUAL, create
 from cmsf.utils.errors import BadInput, did_you_mean
-from cmsf.utils.files import atomically, check_plain
-from cmsf.utils.progress import shown
+from cmsf.utils.files import atomic_write, check_plain
+from cmsf.utils.progress import track
 from cmsf.utils.text import clipped, printable
 
 _FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar")
@@ -49,7 +49,7 @@ class StartingWeights:
         """Of names and values, in whatever file they came."""
         found = hashlib.sha256()
         tensors = sorted(self.tensors.items())
-        for name, value in shown(tensors, "hashing weights", len(tensors)):
+        for name, value in track(tensors, "hashing weights", len(tensors)):
             found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
             found.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
         return found.hexdigest()
@@ -91,8 +91,8 @@ def fill(module: nn.Module, state: Mapping[str, Any], origin: str | Path, remedy
             if name in own and isinstance(value, Tensor) and value.shape != own[name].shape
         ],
     }
-    shown = _SHOWN_OF_USERS if remedy else _SHOWN
-    wrong = [f"{len(names)} {kind} ({_some(names, shown)})" for kind, names in kinds.items() if names]
+    limit = _SHOWN_OF_USERS if remedy else _SHOWN
+    wrong = [f"{len(names)} {kind} ({_some(names, limit)})" for kind, names in kinds.items() if names]
     if wrong:
         message = f"{origin} is of another architecture than the recipe: {'; '.join(wrong)}"
         raise BadInput(f"{message}; {remedy}" if remedy else message)
@@ -116,7 +116,7 @@ def save(module: nn.Module, file: Path) -> None:
     """A .safetensors file, whole or not at all."""
     tensors = {name: value.contiguous().cpu() for name, value in module.state_dict().items()}
     try:
-        with atomically(file) as temporary:
+        with atomic_write(file) as temporary:
             temporary.write_bytes(safetensors.torch.save(tensors))  # its own writer does not say why it fails
     except OSError as error:
         raise BadInput(f"cannot write {file}: {error.strerror}") from None
@@ -126,9 +126,9 @@ def _name(name: object) -> str:
     return clipped(str(name)[:200], 60)
 
 
-def _some(names: list[str], shown: int) -> str:
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
+def _some(names: list[str], limit: int) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def _of_timm(name: str, backbone: str, size: int) -> dict[str, Tensor]:

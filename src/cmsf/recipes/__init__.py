@@ -13,7 +13,7 @@ from cmsf.recipes.recipe import Recipe
 from cmsf.recipes.scales import SCALES
 from cmsf.recipes.variants import VARIANTS
 from cmsf.utils.errors import BadInput, did_you_mean
-from cmsf.utils.text import shown
+from cmsf.utils.text import short_repr
 
 METHODS = OURS | BASELINES
 NAMES = tuple(f"{method}-{scale}" for method in METHODS for scale in SCALES)
@@ -42,7 +42,7 @@ class Named:
             hint = self._in_order() or did_you_mean(name, [*METHODS, *NAMES], "cmsf recipes lists them all")
             if exists(name):
                 hint = f"to learn from what is there: cmsf train cmsf-self --data {name}"
-            raise BadInput(f"no recipe is called {shown(name)!r}; {hint}")
+            raise BadInput(f"no recipe is called {short_repr(name)!r}; {hint}")
         said: dict[str, str] = {}
         for variant in self.variants:
             if variant not in VARIANTS:
@@ -86,7 +86,7 @@ def lacks_scale(name: str) -> bool:
     return not _is_file(name) and Named.parse(name).scale is None
 
 
-def find(name: str, small_images: bool) -> Recipe:
+def get_recipe(name: str, small_images: bool) -> Recipe:
     """The recipe of a name, whose scale the images decide where it has none, or of a YAML file."""
     check_name(name)
     if _is_file(name):
@@ -132,7 +132,7 @@ __all__ = [
     "VARIANTS",
     "check_name",
     "explain",
-    "find",
+    "get_recipe",
     "lacks_scale",
     "named",
 ]

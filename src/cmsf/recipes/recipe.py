@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hin
 import yaml
 
 from cmsf.utils.errors import BadInput, did_you_mean
-from cmsf.utils.text import shown
+from cmsf.utils.text import short_repr
 from cmsf.utils.yaml import parse_yaml, read_yaml
 
 Auto = Literal["auto"]
@@ -187,14 +187,16 @@ class Recipe:
         for name, kind in get_type_hints(type(self)).items():
             _check(name, getattr(self, name), kind)
         if not re.fullmatch(r"\w[\w.+-]*", self.name):
-            raise BadInput(f"a recipe cannot be called {shown(self.name)!r}; use letters, digits, dots, dashes and +")
+            raise BadInput(
+                f"a recipe cannot be called {short_repr(self.name)!r}; use letters, digits, dots, dashes and +"
+            )
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
         """This recipe with other values; an unknown name is refused with the nearest one."""
         for name in changes:
             if name not in _kinds():
                 raise BadInput(
-                    f"a recipe has no {shown(name)!r}; {did_you_mean(name, _kinds(), 'see cmsf recipes NAME')}"
+                    f"a recipe has no {short_repr(name)!r}; {did_you_mean(name, _kinds(), 'see cmsf recipes NAME')}"
                 )
         return replace(self, **changes)
 
@@ -276,7 +278,7 @@ _LARGEST = 2**63 - 1
 def _check(name: str, value: Any, kind: Any) -> None:
     if not any(_is(value, option) for option in _options(kind)):
         wanted = " or ".join(_describe(option) for option in _options(kind))
-        raise BadInput(f"--{name.replace('_', '-')} {shown(value)} will not do; it takes {wanted}")
+        raise BadInput(f"--{name.replace('_', '-')} {short_repr(value)} will not do; it takes {wanted}")
     bounds = next(f.metadata for f in fields(Recipe) if f.name == name)
     if isinstance(value, bool | str):
         return
@@ -288,7 +290,7 @@ def _check(name: str, value: Any, kind: Any) -> None:
         limits = [f"above {above}" if above is not None else "", f"at least {least}" if least is not None else ""]
         limits.append(f"at most {most}" if most is not None else "")
         raise BadInput(
-            f"--{name.replace('_', '-')} {shown(value)} is out of range; use {', '.join(filter(None, limits))}"
+            f"--{name.replace('_', '-')} {short_repr(value)} is out of range; use {', '.join(filter(None, limits))}"
         )
 
 

@@ -15,9 +15,9 @@ from cmsf.analysis.figures.gallery import one_a_class_in_turn
 from cmsf.analysis.neighbor_graph import graph_of
 from cmsf.analysis.neighbourhood import HISTOGRAM_TO, histogram, inspect, median_rank, rank_of_last
 from cmsf.analysis.uniformity import alignment, uniformity
-from cmsf.data import Dataset, feed
+from cmsf.data import Dataset, load_batches
 from cmsf.data.loader import worker_count
-from cmsf.evaluation import Extractor
+from cmsf.evaluation import FeatureExtractor
 from cmsf.evaluation.features import BATCH, in_eval_mode, unit_features
 from cmsf.method.constraints import NearCompanion
 from cmsf.method.learner import Learner
@@ -141,12 +141,12 @@ def gather(run: Run, machine: Machine, most: int, number: int = 0) -> Gathered:
     return replace(known, report=report, drawings=(*drawn, *maps(pool)))
 
 
-def _extractor(run: Run, machine: Machine) -> Extractor:
+def _extractor(run: Run, machine: Machine) -> FeatureExtractor:
     device, workers = pick_device(machine.device), worker_count(machine.workers)
-    return Extractor(run.backbone(device), run.recipe.size, device, workers, run.folder.features)
+    return FeatureExtractor(run.backbone(device), run.recipe.size, device, workers, run.folder.features)
 
 
-def _look_at(data: Dataset, features: Extractor) -> Everything:
+def _look_at(data: Dataset, features: FeatureExtractor) -> Everything:
     train = features(data.train)
     test = None if data.test is None else features(data.test)
     graph = graph_of(train, test, _NEIGHBOURS)
@@ -191,7 +191,7 @@ def _in_last_learner(learner: Learner, data: Dataset, seed: int) -> list[Figure]
     return [Figure("purity of the last bank", f"{shares[0]:.0f} %", note)]
 
 
-def _of_two_views(learner: Learner, data: Dataset, features: Extractor, seed: int) -> list[Figure]:
+def _of_two_views(learner: Learner, data: Dataset, features: FeatureExtractor, seed: int) -> list[Figure]:
     """Alignment: how far apart two views of an image are."""
     view = learner.views[FIRST]
     some = data.train.part(permutation(len(data.train), seed, _SAMPLING)[:_QUERIES])
@@ -200,7 +200,9 @@ def _of_two_views(learner: Learner, data: Dataset, features: Extractor, seed: in
     with in_eval_mode(features.backbone):
         for epoch in (0, 1):
             plan = ((epoch, index) for index in everyone)
-            batches = feed(some, plan, {FIRST: view.crop}, seed=seed, device=features.device, workers=features.workers)
+            batches = load_batches(
+                some, plan, {FIRST: view.crop}, seed=seed, device=features.device, workers=features.workers
+            )
             looks.append(torch.cat([unit_features(features.backbone, view(batch, FIRST)) for batch in batches]))
     apart = alignment(*looks)
     return [Figure("alignment", f"{apart:.2f}", "squared distance of two views; 0 where views do not matter")]

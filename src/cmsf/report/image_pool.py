@@ -18,7 +18,7 @@ from cmsf.analysis.projection import projections
 from cmsf.data import Dataset, Split
 from cmsf.report.contents import Pool, Projection
 from cmsf.utils.constants import UNKNOWN
-from cmsf.utils.progress import shown
+from cmsf.utils.progress import track
 
 WALKED = 5
 """How many neighbours an image has on the page."""
@@ -123,7 +123,7 @@ def _thumbnails(places: Sequence[tuple[str, Split, int]]) -> list[str]:
     for name in ("train", "test"):
         mine = [number for number, place in enumerate(places) if place[0] == name]
         jobs += [mine[start : start + _READ_AT_A_TIME] for start in range(0, len(mine), _READ_AT_A_TIME)]
-    for job in shown(jobs, "thumbnails", len(jobs)):
+    for job in track(jobs, "thumbnails", len(jobs)):
         split = places[job[0]][1]
         pictures = split.read(torch.tensor([places[number][2] for number in job]), _SIDE)
         for number, picture in zip(job, pictures, strict=True):

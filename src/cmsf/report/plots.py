@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from cmsf.report.contents import INK, PAPER, Plot, Pool
-from cmsf.utils.files import atomically, own_folder
+from cmsf.utils.files import atomic_write, own_folder
 from cmsf.utils.text import clipped, printable
 
 BIN = 5
@@ -77,9 +77,9 @@ class Drawing:
     def save(self, folder: Path) -> None:
         """A PNG and an SVG."""
         own_folder(folder)
-        with atomically(folder / f"{self.name}.png") as temporary, styled():
+        with atomic_write(folder / f"{self.name}.png") as temporary, styled():
             self.figure.savefig(temporary, format="png", dpi=200, facecolor=PAPER)
-        with atomically(folder / f"{self.name}.svg") as temporary:
+        with atomic_write(folder / f"{self.name}.svg") as temporary:
             temporary.write_text(_svg(self.figure, self.name), encoding="utf-8")
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cmsf.recipes import find
+from cmsf.recipes import get_recipe
 from cmsf.recipes.recipe import AUTO, Recipe, Resolved
 from cmsf.report.contents import Measure, ResultTable, Setting
 from cmsf.runs.folder import RunFolder
@@ -19,7 +19,7 @@ from cmsf.utils.files import read_json
 def settings(recipe: Resolved) -> tuple[Setting, ...]:
     """Every field of a recipe, and whether it is what the named recipe has, or what was worked out for these images."""
     try:
-        usual = asdict(find(recipe.name, small_images=True))
+        usual = asdict(get_recipe(recipe.name, small_images=True))
     except BadInput:  # somebody's own
         usual = asdict(Recipe())
     return tuple(

@@ -23,7 +23,7 @@ from cmsf.method.learner import Learner
 from cmsf.models.weights import fill
 from cmsf.recipes.recipe import Resolved
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import HashedFile, atomically, check_plain, own_folder, read_json, sha256_of, write_text
+from cmsf.utils.files import HashedFile, atomic_write, check_plain, own_folder, read_json, sha256_of, write_text
 
 _KEPT = 3
 _FORMAT = 1
@@ -158,7 +158,7 @@ def _stem(step: int) -> str:
 
 
 def _write_part(path: Path, content: Any, needed: int) -> Part:
-    with atomically(path, needed) as temporary:
+    with atomic_write(path, needed) as temporary:
         file = HashedFile(temporary)
         torch.save(content, file)  # type: ignore[arg-type]  # it writes, and that is all it is asked for
         sha256 = file.finish()

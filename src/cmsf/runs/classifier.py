@@ -13,13 +13,13 @@ from cmsf.data import open_source
 from cmsf.data.loader import worker_count
 from cmsf.data.prepare import unseen
 from cmsf.data.sources.table import is_parquet, write_columns, write_rows
-from cmsf.evaluation.features import Extractor
+from cmsf.evaluation.features import FeatureExtractor
 from cmsf.evaluation.predict import PLACES, Prediction, predict
 from cmsf.runs.classifier_folder import ClassifierFolder
 from cmsf.runs.run import Run
 from cmsf.utils.device import pick_device
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import from_home
+from cmsf.utils.files import expand_user
 from cmsf.utils.screen import Screen
 
 
@@ -54,10 +54,10 @@ class Classifier(Run):
 
         An image that cannot be read has its error instead.
         """
-        file = None if out is None else _checked(from_home(out))
+        file = None if out is None else _checked(expand_user(out))
         where = pick_device(device)
         network = self.network(where)
-        like = Extractor(network[0], self.recipe.size, where, worker_count(workers))
+        like = FeatureExtractor(network[0], self.recipe.size, where, worker_count(workers))
         found = []
         source = open_source(data)
         for note in source.notes:

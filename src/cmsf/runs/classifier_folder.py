@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cmsf.data.sources.table import write_rows
 from cmsf.evaluation.finetune import TUNES, new_head
-from cmsf.method.build import objective_of
+from cmsf.method.build import make_loss
 from cmsf.models.backbones import feature_width
 from cmsf.models.weights import fill, read_tensors, save
 from cmsf.runs.folder import RunFolder
@@ -52,7 +52,7 @@ class ClassifierFolder(RunFolder):
         """What classifier.json says."""
         recipe = self.recipe()  # says so where there is no run at all
         if not self.classifier_file.exists():
-            if "classifier" in objective_of(recipe).heads:
+            if "classifier" in make_loss(recipe).heads:
                 raise BadInput(f"{self.path} is not finished; give the same cmsf train command again to finish it")
             raise BadInput(f"{self.path} is no classifier; make one: cmsf finetune {self.path}")
         damaged = BadInput(f"{self.classifier_file} is not what cmsf wrote")

@@ -19,14 +19,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from cmsf.analysis.compute import Compute, Passes, share_of_pass
 from cmsf.analysis.published import IMAGENET_CLASSES, IMAGENET_IMAGES, IMAGENET_TEST_IMAGES
 from cmsf.evaluation.knn import BALLOTS
-from cmsf.method.build import embeds_clean_views, embeds_third_view, objective_of
+from cmsf.method.build import embeds_clean_views, embeds_third_view, make_loss
 from cmsf.method.losses import EXTRA, SUPPORT
 from cmsf.models.backbones import Stem, feature_width, make_backbone
 from cmsf.recipes.recipe import Resolved
 from cmsf.runs.folder import RunFolder
 from cmsf.runs.log import epoch_lines
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import from_home, read_json
+from cmsf.utils.files import expand_user, read_json
 
 _RESULTS = {"linear": "linear top-1", "linear-sgd": "SGD top-1"}
 """Evaluations whose figure is kept beside what training cost, and what it is called."""
@@ -79,7 +79,7 @@ def compute_of(recipe: Resolved, images: int, epochs: int | None = None) -> Comp
 def clean_views_of(recipe: Resolved, images: int, labelled: int, epochs: int | None = None) -> Compute | None:
     """What the offline cache of pseudo-labels costs beside it: all labelled images, in the middle of every epoch and
     at the start of all but the first. None for a recipe without one."""
-    if not embeds_clean_views(recipe, objective_of(recipe)):
+    if not embeds_clean_views(recipe, make_loss(recipe)):
         return None
     epochs = recipe.epochs if epochs is None else epochs
     middles = epochs if images // recipe.batch_size > 1 else 0
@@ -102,7 +102,7 @@ def multiply_adds(backbone: str, stem: Stem, size: int) -> int:
 
 def spent(run: str | Path | RunFolder) -> Spent:
     """What a run has cost, by its folder."""
-    folder = run if isinstance(run, RunFolder) else RunFolder(from_home(run))
+    folder = run if isinstance(run, RunFolder) else RunFolder(expand_user(run))
     recipe = folder.recipe()
     if not folder.metrics_file.exists():
         raise BadInput(f"{folder.path} has no metrics.jsonl, so nothing was trained there; give a run of cmsf train")
@@ -181,7 +181,7 @@ def _passes(recipe: Resolved) -> tuple[Passes, Passes]:
     What goes through the online encoder goes back too: FixMatch's weak views as well, which the paper counts forward
     alone, for they share a batch, and so BatchNorm's statistics, with those that it learns from.
     """
-    objective, small = objective_of(recipe), share_of_pass(recipe.extra_size, recipe.size)
+    objective, small = make_loss(recipe), share_of_pass(recipe.extra_size, recipe.size)
     online = [view for together in objective.online for view in together]
     target = [view for together in objective.target for view in together]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cmsf.data import Request
+from cmsf.data import DataRequest
 from cmsf.recipes.recipe import Resolved
 
 BANK_SHARDED = "bank_sharded"
@@ -28,7 +28,7 @@ INIT_SHA256 = "init_sha256"
 
 
 def describe_environment(
-    request: Request, recipe: Resolved, device: str, processes: int = 1, bank_sharded: bool = False
+    request: DataRequest, recipe: Resolved, device: str, processes: int = 1, bank_sharded: bool = False
 ) -> dict[str, Any]:
     """What a run records of itself before it starts; the hash of its starting weights comes to it."""
     machine = {**describe_machine(device), "processes": processes, BANK_SHARDED: bank_sharded}

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import nn
 
-from cmsf.data import Dataset, Request
+from cmsf.data import DataRequest, Dataset
 from cmsf.data.labels import Labels
 from cmsf.data.prepare import Seen
 from cmsf.data.sources.table import read_columns, write_rows
@@ -27,12 +27,12 @@ from cmsf.models.weights import StartingWeights, fill, read_tensors, save
 from cmsf.recipes.recipe import Resolved
 from cmsf.runs import checkpoint
 from cmsf.runs.environment import BIT_FOR_BIT, INIT_SHA256
-from cmsf.utils.errors import BadInput, some_of
+from cmsf.utils.errors import BadInput, first_few
 from cmsf.utils.files import (
-    atomically,
+    atomic_folder,
+    atomic_write,
     check_no_link,
     check_plain,
-    folder_atomically,
     own_file,
     own_folder,
     read_json,
@@ -161,7 +161,7 @@ class RunFolder:
     def drafted(self) -> Iterator[Path]:
         """A folder to fill, which then becomes this one; the recipe makes it a run, and comes last."""
         try:
-            with folder_atomically(self.path, last=self.recipe_file.name) as draft:
+            with atomic_folder(self.path, last=self.recipe_file.name) as draft:
                 yield draft
         except OSError as error:
             raise BadInput(f"cannot make the run folder {self.path}: {error.strerror}; choose another --out") from None
@@ -169,17 +169,17 @@ class RunFolder:
     def describe(self, recipe: Resolved, environment: dict[str, Any], data: Dataset) -> None:
         """Write what a run is."""
         write_text(self.environment_file, json.dumps(environment, indent=2) + "\n")
-        with atomically(self.data_file) as temporary:
+        with atomic_write(self.data_file) as temporary:
             pq.write_table(_listing(data), temporary)
         if recipe.skip_broken:
             rows = [(split, one.path, one.reason) for split, one in data.broken]
             write_rows(self.broken_file, ("split", "path", "reason"), rows)
         write_text(self.recipe_file, recipe.to_yaml())
 
-    def request(self) -> Request:
+    def request(self) -> DataRequest:
         """The images that the run was given."""
         environment = self.environment()
-        return Request(environment["data"], environment.get("labels"), environment.get("val"))
+        return DataRequest(environment["data"], environment.get("labels"), environment.get("val"))
 
     def known_broken(self) -> set[tuple[str, str]] | None:
         """Splits and paths that were left out; None where all are in, or nothing is known yet."""
@@ -201,7 +201,7 @@ class RunFolder:
             if before.get(name) != environment[name]
         ]
         if differences:
-            shown = some_of(differences)
+            shown = first_few(differences)
             raise BadInput(f"{self.path} already holds another run ({shown}); choose another --out, or remove it")
         return [
             f"{name} was {before.get(name)} and is {environment[name]}"

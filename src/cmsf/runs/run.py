@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from cmsf.analysis.label_issues import LEAST, Suspect, find_suspects
-from cmsf.data import Dataset, Request, Source, arrange, load, open_source
+from cmsf.data import DataRequest, Dataset, Source, arrange, load_dataset, open_source
 from cmsf.data.loader import worker_count
 from cmsf.evaluation import (
-    Extractor,
+    FeatureExtractor,
     Few,
     Result,
     evaluate_few_labels,
@@ -40,10 +40,10 @@ from cmsf.runs.environment import describe_machine
 from cmsf.runs.folder import RunFolder
 from cmsf.utils.device import pick_device
 from cmsf.utils.errors import BadInput, did_you_mean
-from cmsf.utils.files import from_home, sha256_of
+from cmsf.utils.files import expand_user, sha256_of
 from cmsf.utils.screen import Screen
 
-_PLAIN: dict[str, Callable[[Extractor, Dataset], Result]] = {
+_PLAIN: dict[str, Callable[[FeatureExtractor, Dataset], Result]] = {
     "knn": evaluate_knn,
     "linear": evaluate_linear,
     "linear-sgd": evaluate_linear_sgd,
@@ -57,7 +57,7 @@ class Run:
     """A finished or unfinished run on the disk."""
 
     def __init__(self, path: str | Path) -> None:
-        self.folder = RunFolder(from_home(path))
+        self.folder = RunFolder(expand_user(path))
         self.recipe = self.folder.recipe()
         self._kept: dict[tuple[str, str | None], Dataset] | None = None
 
@@ -69,10 +69,10 @@ class Run:
         """The trained network in eval mode: images in, pooled features out."""
         return self.folder.load_backbone(device)
 
-    def request(self, data: str | Path | None = None, labels: str | Path | None = None) -> Request:
+    def request(self, data: str | Path | None = None, labels: str | Path | None = None) -> DataRequest:
         """The run's own images unless others are named, and their labels unless a list is."""
         if data is not None:
-            return Request.of(data, labels)
+            return DataRequest.of(data, labels)
         request = self.folder.request()
         if request.runs_a_command:  # the folder may be somebody else's
             raise BadInput(
@@ -82,7 +82,7 @@ class Run:
             raise BadInput(
                 f"{missing}, the data of {self.path}, is not on this machine; to fetch it, give it with --data"
             )
-        return request if labels is None else replace(request, labels=Request.of(None, labels).labels)
+        return request if labels is None else replace(request, labels=DataRequest.of(None, labels).labels)
 
     def recipe_for(self, data: str | Path | None = None, labels: str | Path | None = None) -> Resolved:
         """The run's recipe; labels of other images, or of a list, are taken as they are."""
@@ -94,11 +94,11 @@ class Run:
         """The images of the run, which must not have changed since, or others; as the run sees them."""
         return self._once((str(data), None), lambda: self._load(data))
 
-    def _once(self, key: tuple[str, str | None], load: Callable[[], Dataset]) -> Dataset:
+    def _once(self, key: tuple[str, str | None], load_dataset: Callable[[], Dataset]) -> Dataset:
         if self._kept is None:
-            return load()
+            return load_dataset()
         if key not in self._kept:
-            self._kept[key] = load()
+            self._kept[key] = load_dataset()
         return self._kept[key]
 
     @contextmanager
@@ -162,7 +162,7 @@ class Run:
         """Where an evaluation is written: results/knn.json, with the names of other data, lists or a suite added."""
         given = [] if data is None or metric == TRANSFER else [data]
         given += [*options.get("lists", ()), *filter(None, [options.get("suite")])]
-        others = [re.sub(r"[^\w.-]+", "-", from_home(one).absolute().stem) for one in given]
+        others = [re.sub(r"[^\w.-]+", "-", expand_user(one).absolute().stem) for one in given]
         names = filter(None, [metric, *others, of.replace(" ", "-")])
         return self.folder.results / f"{'-'.join(names)}.json"
 
@@ -182,7 +182,7 @@ class Run:
         workers: int,
         options: dict[str, Any],
     ) -> Result:
-        features = Extractor(backbone, self.recipe.size, device, workers, self.folder.features)
+        features = FeatureExtractor(backbone, self.recipe.size, device, workers, self.folder.features)
         if metric == TRANSFER:
             return self._transfer(features, workers, **options)
         if metric == "few-labels":
@@ -191,7 +191,7 @@ class Run:
             return self._classifier(features, data)
         return _PLAIN[metric](features, self.data(data), **options)
 
-    def _classifier(self, like: Extractor, data: str | Path | None) -> Result:
+    def _classifier(self, like: FeatureExtractor, data: str | Path | None) -> Result:
         folder, images = ClassifierFolder(self.path), self.data(data)
         names = folder.about()["classes"]
         held_out = HeldOut.of(images, names)
@@ -201,21 +201,23 @@ class Run:
         protocol = {"transform": like.transform, "test images": len(held_out.split), "classes": len(names)}
         return Result({CLASSIFIER: held_out.right(scores)}, protocol | {"test split": images.test_origin})
 
-    def _few_labels(self, features: Extractor, data: str | Path | None, lists: Sequence[str | Path] = ()) -> Result:
+    def _few_labels(
+        self, features: FeatureExtractor, data: str | Path | None, lists: Sequence[str | Path] = ()
+    ) -> Result:
         images, seed = self.data(data), self.recipe.seed
         few = seeded_shares(images, seed) if not lists else [self._few(Path(file), data) for file in lists]
         return evaluate_few_labels(features, images, few, seed)
 
     def _few(self, file: Path, data: str | Path | None) -> Few:
         """The training images that a list names, with the labels it gives them."""
-        request = self.folder.request() if data is None else Request.of(data)
+        request = self.folder.request() if data is None else DataRequest.of(data)
         val = None if request.val is None else open_source(request.val)
-        arranged = arrange(open_source(request.data), Recipe(seed=self.recipe.seed), labels=from_home(file), val=val)
+        arranged = arrange(open_source(request.data), Recipe(seed=self.recipe.seed), labels=expand_user(file), val=val)
         return listed(file, arranged, self.data(data))
 
     def _transfer(
         self,
-        features: Extractor,
+        features: FeatureExtractor,
         workers: int,
         suite: str | Path | None = None,
         trials: int = TRIALS,
@@ -223,7 +225,7 @@ class Run:
         ray: bool = False,
     ) -> Result:
         say = Screen().say
-        sets = paper_suite(say) if suite is None else read_suite(from_home(suite))
+        sets = paper_suite(say) if suite is None else read_suite(expand_user(suite))
         folder, seed = self.folder.results / "transfer", self.recipe.seed
         search = searching(folder, trials=trials, processes=max(1, workers), seed=seed, storage=storage, ray=ray)
         result = evaluate_transfer(features, sets, search, seed, trials, say)
@@ -244,7 +246,9 @@ class Run:
         """
         where = pick_device(device)
         images = self.relabelled(data, labels)
-        features = Extractor(self.backbone(where), self.recipe.size, where, worker_count(workers), self.folder.features)
+        features = FeatureExtractor(
+            self.backbone(where), self.recipe.size, where, worker_count(workers), self.folder.features
+        )
         return find_suspects(features, images, least)
 
     def relabelled(self, data: str | Path | None, labels: str | Path | None) -> Dataset:
@@ -256,7 +260,7 @@ class Run:
     def _relabel(self, data: str | Path | None, labels: str | Path) -> Dataset:
         request, recipe = self.request(data, labels), self.recipe_for(data, labels)
         if data is not None:
-            return load(open_source(data), recipe, self.recipe.size, labels=Path(request.labels or ""))
+            return load_dataset(open_source(data), recipe, self.recipe.size, labels=Path(request.labels or ""))
         images = load_images(open_source(request.data), request, recipe, self.recipe.size, self.folder)
         self.folder.check_same_paths(images)
         return images
@@ -264,7 +268,7 @@ class Run:
     def _load(self, data: str | Path | None) -> Dataset:
         request = self.request(data)
         if data is not None:
-            return load(open_source(data), self.recipe_for(data), self.recipe.size)
+            return load_dataset(open_source(data), self.recipe_for(data), self.recipe.size)
         images = load_images(open_source(request.data), request, self.recipe, self.recipe.size, self.folder)
         self.folder.check_same_images(images)
         return images
@@ -278,7 +282,7 @@ class Run:
         about: dict[str, str],
         options: dict[str, Any],
     ) -> None:
-        request = self.folder.request() if data is None else Request.of(data)
+        request = self.folder.request() if data is None else DataRequest.of(data)
         # The sets of a transfer are in its protocol.
         judged_on = {} if metric == TRANSFER else {"data": request.data, "val": request.val}
         known = {"metric": metric, **judged_on, "recipe": self.recipe.name, **about}
@@ -286,11 +290,11 @@ class Run:
         self.folder.save_result(self.result_file(metric, data, about.get("of", ""), **options), known | result.report())
 
 
-def load_images(source: Source, request: Request, recipe: Recipe, size: int, folder: RunFolder) -> Dataset:
+def load_images(source: Source, request: DataRequest, recipe: Recipe, size: int, folder: RunFolder) -> Dataset:
     """The images of a run; one that exists says what it left out, and how it keeps them."""
     if folder.exists() and recipe.cache == AUTO:
         recipe = replace(recipe, cache=folder.recipe().cache)
-    return load(
+    return load_dataset(
         source,
         recipe,
         size,

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from cmsf.data import Dataset, Support, feed
+from cmsf.data import Dataset, Support, load_batches
 from cmsf.data.transforms import Batch, Crop
 from cmsf.method.losses import SUPPORT
 from cmsf.recipes.recipe import Resolved
@@ -19,7 +19,7 @@ from cmsf.utils.distributed import World
 from cmsf.utils.errors import BadInput
 
 
-class Reading:
+class BatchSampler:
     """The batches of a run, from any step on; of several processes, each reads its share."""
 
     def __init__(self, recipe: Resolved, data: Dataset, world: World) -> None:
@@ -32,12 +32,12 @@ class Reading:
     ) -> Iterator[tuple[Batch, Batch | None]]:
         """What is left to learn from; what one process cannot read stops all of them at the same step."""
         crops, beside = dict(crops), cast(Iterator[Batch | None], repeat(None))
-        read = partial(feed, self.images, seed=self.recipe.seed, device=device, workers=workers, say=say)
+        read = partial(load_batches, self.images, seed=self.recipe.seed, device=device, workers=workers, say=say)
         if SUPPORT in crops:
-            beside = read(self.world.agreed(lambda: self._support_plan(step)), {SUPPORT: crops.pop(SUPPORT)})
+            beside = read(self.world.fail_together(lambda: self._support_plan(step)), {SUPPORT: crops.pop(SUPPORT)})
         pairs = zip(read(self._plan(step), crops), beside, strict=False)
         for _ in range(step, self.total):
-            yield self.world.agreed(lambda: next(pairs))
+            yield self.world.fail_together(lambda: next(pairs))
 
     def _plan(self, first: int) -> Iterator[tuple[int, Int[Tensor, " b"]]]:
         """The epoch and the images of every step from here on, as far as they are this process's share."""
@@ -46,7 +46,7 @@ class Reading:
             now, position = divmod(step, self.steps_per_epoch)
             if order is None or now != epoch:
                 epoch, order = now, self.images.order(self.recipe.seed, now)
-            yield epoch, order[position * size : (position + 1) * size][self.world.part(size)]
+            yield epoch, order[position * size : (position + 1) * size][self.world.chunk(size)]
 
     def _support_plan(self, first: int) -> Iterator[tuple[int, Int[Tensor, " s"]]]:
         """The labelled images of every step from here on; the step stands for the epoch, so no view comes twice."""
@@ -58,4 +58,4 @@ class Reading:
                 f"{least} labelled images beside a batch are less than {self.world.size} processes; use fewer"
             )
         chosen = ((step, support(step)) for step in range(first, self.total))
-        return ((step, index[self.world.part(len(index))]) for step, index in chosen)
+        return ((step, index[self.world.chunk(len(index))]) for step, index in chosen)

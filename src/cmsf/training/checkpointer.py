@@ -31,9 +31,9 @@ from cmsf.runs.checkpoint import (
 )
 from cmsf.runs.folder import RunFolder
 from cmsf.runs.log import MetricsLog, SilentLog
-from cmsf.training.options import Precautions
+from cmsf.training.options import TrainingOptions
 from cmsf.utils.distributed import World
-from cmsf.utils.errors import BadInput, some_of
+from cmsf.utils.errors import BadInput, first_few
 from cmsf.utils.files import FullDisk
 
 
@@ -86,8 +86,8 @@ class Saver:
         differences = self.recipe.differences(found.recipe)
         if differences:
             raise BadInput(
-                f"checkpoint {found.path.name} is of another recipe than its run ({some_of(differences, 3)}); put back "
-                "the recipe.yaml or the checkpoints that belong together"
+                f"checkpoint {found.path.name} is of another recipe than its run ({first_few(differences, 3)}); put "
+                "back the recipe.yaml or the checkpoints that belong together"
             )
 
     def save(self, step: int, progress: dict[str, Any], whole: bool) -> None:
@@ -100,7 +100,7 @@ class Saver:
         # The first process knows what is on the disk: whether this step is, and a whole cache that changes count from.
         wanted = 2 if whole or self._whole is None else 1
         wanted = 0 if self.newest is not None and self.newest.step == step else wanted
-        (wanted,) = world.largest(wanted if world.leads else 0)
+        (wanted,) = world.all_reduce_max(wanted if world.is_main else 0)
         if not wanted:
             return  # its files are there, and to go on from them is the same
         contents: dict[str, Any] = {STATE: copy_state(self.learner) | {PROGRESS: progress}}
@@ -111,7 +111,7 @@ class Saver:
         elif cache is not None:
             contents[CHANGED] = copy_changes(cache)
             older = {} if self._whole is None else {CACHE: self._whole}
-        if world.leads:
+        if world.is_main:
             self._writing = self._thread.submit(checkpoint.write, self.folder, step, self.recipe, contents, older)
 
     @property
@@ -148,7 +148,7 @@ class Keeper:
         saver: Saver,
         log: MetricsLog | SilentLog,
         world: World,
-        precautions: Precautions,
+        precautions: TrainingOptions,
         say: Callable[[str], None],
         step: int,
     ) -> None:
@@ -163,7 +163,7 @@ class Keeper:
     def save(self, step: int, progress: dict[str, Any], whole: bool) -> None:
         """A checkpoint, written while training goes on; FullDisk if the one before it found no room."""
         self.saved_at = time.monotonic()
-        length = self.world.agreed(self._settled_length)
+        length = self.world.fail_together(self._settled_length)
         self.saver.save(step, progress | {"step": step, "metrics_length": length}, whole)
 
     def _settled_length(self) -> int:
@@ -187,11 +187,11 @@ class Keeper:
             self.wait()
         except FullDisk as error:
             self.say(str(error))
-        (self.kept,) = self.world.largest(self.saver.step)
+        (self.kept,) = self.world.all_reduce_max(self.saver.step)
 
     def wait(self) -> None:
         """Until what is being written is on the disk, or FullDisk."""
-        self.world.agreed(self.saver.wait)
+        self.world.fail_together(self.saver.wait)
 
     @contextmanager
     def room_or_none(self) -> Iterator[None]:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from cmsf.analysis.figures.confusion import draw_confusion
 from cmsf.analysis.figures.reliability import draw_reliability
-from cmsf.data import Dataset, Request
+from cmsf.data import DataRequest, Dataset
 from cmsf.evaluation.calibration import calibration, confusion
-from cmsf.evaluation.features import Extractor
+from cmsf.evaluation.features import FeatureExtractor
 from cmsf.evaluation.finetune import (
     CONFIDENT,
     HEAD,
@@ -83,7 +83,7 @@ def to_learn_from(data: Dataset) -> Dataset:
 
 
 def tune(
-    run: Run, data: Dataset, held_out: HeldOut | None, how: How, like: Extractor, say: Callable[[str], None]
+    run: Run, data: Dataset, held_out: HeldOut | None, how: How, like: FeatureExtractor, say: Callable[[str], None]
 ) -> Tuned:
     """Fine-tune the network that `like` holds; the truth is for the figures that are said and kept alone."""
     width = feature_width(like.backbone, run.recipe.backbone, run.recipe.size)
@@ -115,11 +115,11 @@ def write(
     folder: ClassifierFolder,
     run: Run,
     recipe: Resolved,
-    request: Request,
+    request: DataRequest,
     data: Dataset,
     held_out: HeldOut | None,
     how: How,
-    like: Extractor,
+    like: FeatureExtractor,
     tuned: Tuned,
 ) -> None:
     """All of the folder, or nothing."""
@@ -153,7 +153,7 @@ def _write_figures(
     data: Dataset,
     held_out: HeldOut,
     how: How,
-    like: Extractor,
+    like: FeatureExtractor,
     scores: Float[Tensor, "n c"],
     known: dict[str, Any],
 ) -> None:
@@ -175,7 +175,7 @@ def _write_figures(
     draw_reliability(found, draft.calibration_picture)
 
 
-def _about(data: Dataset, how: How, like: Extractor, tuned: Tuned) -> dict[str, Any]:
+def _about(data: Dataset, how: How, like: FeatureExtractor, tuned: Tuned) -> dict[str, Any]:
     return {
         "classes": list(data.label_names),
         "tune": how.tune,

@@ -14,10 +14,10 @@ from torch import Tensor
 from cmsf.analysis.collapse import Variety
 from cmsf.analysis.neighbourhood import Neighbourhood, histogram
 from cmsf.analysis.pseudo_labels import summarise_guesses
-from cmsf.method.losses import Outcome
+from cmsf.method.losses import LossOutput
 
 
-def step_line(epoch: int, outcome: Outcome, seen: Neighbourhood | None, variety: Variety) -> dict[str, Any]:
+def step_line(epoch: int, outcome: LossOutput, seen: Neighbourhood | None, variety: Variety) -> dict[str, Any]:
     looked = {} if seen is None else _summary(seen)
     return {"epoch": epoch, **outcome.plain(), **looked, **asdict(variety)}
 
@@ -35,7 +35,7 @@ class EpochTotals:
     effective_ranks: list[float] = field(default_factory=list)
     guesses: list[int] | Int[Tensor, " counts"] = field(default_factory=list)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: LossOutput) -> None:
         # Kept where they are: no step waits for the device just to be counted.
         for name, loss in _losses(outcome).items():
             self.losses.setdefault(name, []).append(loss)
@@ -89,7 +89,7 @@ class EpochTotals:
         return asdict(self) | {"losses": losses, "guesses": torch.as_tensor(self.guesses).tolist()}
 
 
-def _losses(outcome: Outcome) -> dict[str, Tensor]:
+def _losses(outcome: LossOutput) -> dict[str, Tensor]:
     parts = {f"loss_{name}": part.detach() for name, part in outcome.parts.items()}
     return {"loss": outcome.loss.detach()} | parts
 

@@ -13,7 +13,7 @@ OnCollapse = Literal["warn", "stop"]
 
 
 @dataclass(frozen=True)
-class Precautions:
+class TrainingOptions:
     """checkpoint_minutes: so long after a checkpoint there is another, in the middle of an epoch too; 0: never.
     on_full_disk: whether training stops where there is no room for a checkpoint or a line of the log.
     on_collapse: what is done when the embeddings of all images become the same."""

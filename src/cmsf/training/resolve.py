@@ -7,8 +7,8 @@ from dataclasses import asdict
 import torch
 
 from cmsf.data import Dataset
-from cmsf.method.build import objective_of
-from cmsf.method.losses import Objective
+from cmsf.method.build import make_loss
+from cmsf.method.losses import Loss
 from cmsf.models.backbones import feature_width, make_backbone
 from cmsf.recipes.recipe import AUTO, Recipe, Resolved
 from cmsf.utils.errors import BadInput
@@ -31,7 +31,7 @@ def resolve(recipe: Recipe, data: Dataset, typical_side: int, processes: int = 1
 
     processes: on this machine; bank_shares: between how many processes a bank is divided.
     """
-    images, objective = len(data.train), objective_of(recipe)
+    images, objective = len(data.train), make_loss(recipe)
     _check_objective(recipe)
     if images < 2:
         raise BadInput(f"{data.name} has {images} training images; two are the least to learn from")
@@ -48,7 +48,7 @@ def resolve(recipe: Recipe, data: Dataset, typical_side: int, processes: int = 1
 def expected(recipe: Recipe, images: int, typical_side: int) -> Resolved:
     """What `resolve` would say of so many images of this size, of which no more is known: they are not in memory, and
     there are labels enough, of ten classes."""
-    objective = objective_of(recipe)
+    objective = make_loss(recipe)
     _check_objective(recipe)
     bank, batch = _bank_and_batch(recipe, objective, images)
     if recipe.objective == "mean-shift":
@@ -147,7 +147,7 @@ def _check_objective(recipe: Recipe) -> None:
         )
 
 
-def _bank_and_batch(recipe: Recipe, objective: Objective, images: int) -> tuple[int, int]:
+def _bank_and_batch(recipe: Recipe, objective: Loss, images: int) -> tuple[int, int]:
     bank = 0 if objective.bank == "none" else min(_LARGEST_AUTO_BANK, images)
     if recipe.bank_size != AUTO:
         if bool(recipe.bank_size) != bool(bank):
@@ -186,7 +186,7 @@ def _check_neighbours(recipe: Recipe, bank: int) -> None:
         raise BadInput(f"--companion-k {recipe.companion_k} exceeds the bank's {bank} rows; use {bank} or less")
 
 
-def _check_labels(recipe: Recipe, objective: Objective, data: Dataset) -> None:
+def _check_labels(recipe: Recipe, objective: Loss, data: Dataset) -> None:
     images, labelled = len(data.train), len(data.train.labelled)
     if recipe.pseudo_labels != "none" and recipe.constraint != "label":
         raise BadInput(

@@ -18,28 +18,28 @@ from cmsf.data import Dataset, Unreadable
 from cmsf.data.transforms import Batch
 from cmsf.evaluation.features import batch_count, clean_views, in_eval_mode
 from cmsf.method.learner import Diverged, Learner
-from cmsf.method.losses import Outcome
+from cmsf.method.losses import LossOutput
 from cmsf.method.rows import Rows
 from cmsf.recipes.recipe import Resolved
 from cmsf.runs.checkpoint import Damaged
 from cmsf.runs.classifier_folder import ClassifierFolder
 from cmsf.runs.folder import RunFolder
 from cmsf.runs.log import MetricsLog, SilentLog
-from cmsf.training.batches import Reading
+from cmsf.training.batches import BatchSampler
 from cmsf.training.checkpointer import Keeper, Saver
 from cmsf.training.divergence import diagnose, write_diagnosis
 from cmsf.training.metrics import EpochTotals, Pace, step_line
-from cmsf.training.options import Precautions
+from cmsf.training.options import TrainingOptions
 from cmsf.training.schedule import Schedule
 from cmsf.training.signals import Caught, Stopped
-from cmsf.training.validation import Judge
-from cmsf.utils.errors import BadInput, Elsewhere, Interrupted
+from cmsf.training.validation import Validator
+from cmsf.utils.errors import BadInput, FailedElsewhere, Interrupted
 from cmsf.utils.files import FullDisk
-from cmsf.utils.progress import shown
+from cmsf.utils.progress import track
 from cmsf.utils.screen import Screen
 
 
-class Training:
+class Trainer:
     """A learner on its way from its newest checkpoint, or from the start, to its recipe's end."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Training:
         folder: RunFolder,
         screen: Screen,
         workers: int,
-        precautions: Precautions = Precautions(),
+        precautions: TrainingOptions = TrainingOptions(),
         after_epoch: Callable[[], None] = lambda: None,
     ) -> None:
         """after_epoch: what else is done by the first process when the log has said what there is to say of one."""
@@ -60,22 +60,22 @@ class Training:
         self.device = learner.bank.index.device
         self.truth = data.train.truth.to(self.device)
         self.true_label = data.as_label(data.train.truth).to(self.device)
-        self.reading = Reading(recipe, data, self.world)
+        self.reading = BatchSampler(recipe, data, self.world)
         self.steps_per_epoch = self.reading.steps_per_epoch
         self.schedule = Schedule(recipe, self.steps_per_epoch)
-        self.judge = Judge(recipe, learner.encoders, data, self.device, workers)
+        self.judge = Validator(recipe, learner.encoders, data, self.device, workers)
         self.caught = Caught()
         self.step, self.totals, self.metrics_length = 0, EpochTotals(), 0
         self.watch = CollapseWatch(0.0 if learner.objective.learns_from_labels else RANK_FLOOR)
         self.seen_last = torch.empty(0, dtype=torch.int64)  # the images of the last batch
         self.saver = Saver(folder.checkpoints, recipe, learner)
-        if self.world.agreed(lambda: self.saver.go_back(self._take_up, screen.say)):
+        if self.world.fail_together(lambda: self.saver.go_back(self._take_up, screen.say)):
             screen.say(f"going on from step {self.step} of {self.schedule.total}")
         elif folder.metrics_file.exists() and folder.metrics_file.stat().st_size:
             screen.say("there is no checkpoint, so it begins again at step 0")
         self.world.check_same(self.step, "a checkpoint of step")
         self.log: MetricsLog | SilentLog = SilentLog()
-        if self.world.leads:
+        if self.world.is_main:
             self.log = MetricsLog(folder.metrics_file, folder.tensorboard, self.metrics_length, self.step, screen.say)
         self.keeper = Keeper(self.saver, self.log, self.world, precautions, screen.say, self.step)
         self.since_log = self.since_epoch = Pace(self.step)
@@ -101,13 +101,13 @@ class Training:
                 self._go_on_or_save()
             except Diverged as error:
                 message = self._diagnose(error)
-                raise BadInput(message) if self.world.leads else Elsewhere(message) from None
+                raise BadInput(message) if self.world.is_main else FailedElsewhere(message) from None
         try:
             with self.caught:
-                self.world.agreed(self._finish)
+                self.world.fail_together(self._finish)
         except Interrupted as error:
             raise Stopped(error.signal_number, saved=self.keeper.kept == self.step) from None
-        except Elsewhere:
+        except FailedElsewhere:
             raise
         except FullDisk as error:
             raise FullDisk(f"{error}, and {self.keeper.resumes()}") from None
@@ -118,13 +118,13 @@ class Training:
             self._go_on()
             with self.keeper.room_or_none():
                 self.keeper.wait()
-            self.world.agreed(self.log.synced_length)
+            self.world.fail_together(self.log.synced_length)
             self.keeper.settle()
         except Interrupted as error:
             raise Stopped(error.signal_number, saved=self._save_and_wait()) from None
         except Diverged:  # of which there is nothing to save
             raise
-        except Elsewhere as error:
+        except FailedElsewhere as error:
             if not isinstance(error, FullDisk):
                 self._save_and_wait()
             raise
@@ -137,7 +137,7 @@ class Training:
 
     def _finish(self) -> None:
         """What is left when all is learned, which the first process does."""
-        if not self.world.leads:
+        if not self.world.is_main:
             return
         with self.caught.interrupting():
             self.folder.save_backbone(self.backbone)
@@ -157,7 +157,7 @@ class Training:
         ):
             self._learn(batch, support)
             done, position = divmod(self.step, self.steps_per_epoch)
-            stopped, due, failed = self.world.largest(
+            stopped, due, failed = self.world.all_reduce_max(
                 self.caught.signal_number, self.keeper.overdue(), self.saver.failed
             )
             if stopped:  # before an evaluation, which would take its time, and is made up for
@@ -175,7 +175,7 @@ class Training:
                     self.keeper.save(*self._so_far())
 
     def _check_finite(self) -> None:
-        (broken,) = self.world.largest(not self.learner.encoders.finite())
+        (broken,) = self.world.all_reduce_max(not self.learner.encoders.finite())
         if broken:
             raise Diverged("the weights are no numbers")
 
@@ -192,7 +192,7 @@ class Training:
         self.keeper.settle()
         index = self.world.gather(self.seen_last).tolist()
         message, about = diagnose(error, self.step, self.schedule.total, self.recipe, self.learner, self.saver.newest)
-        where = write_diagnosis(self.folder, about, index, self.data.train.paths) if self.world.leads else ""
+        where = write_diagnosis(self.folder, about, index, self.data.train.paths) if self.world.is_main else ""
         return message + where
 
     @property
@@ -205,7 +205,7 @@ class Training:
         # Before the step that needs it, and not after the one that is done: so a resumed run does it too.
         if self.step and position in (0, self.steps_per_epoch // 2):
             if self.learner.shuffles:  # each process has statistics of its own, of which the first one's count
-                self.world.follow_first(self.learner.encoders)
+                self.world.broadcast(self.learner.encoders)
             self.learner.knowledge.refresh(self._embed_clean)
         lr, momentum = self.schedule.lr(self.step), self.schedule.target_momentum(self.step)
         for group in self.learner.optimiser.param_groups:
@@ -225,7 +225,7 @@ class Training:
             line = step_line(epoch, outcome, seen, variety) | {"lr": lr, "target_momentum": momentum}
             line["images_per_second"] = self.since_log.images_per_second(self.step, self.recipe.batch_size)
             with self.keeper.room_or_none():
-                self.world.agreed(lambda: self.log.write("step", self.step, line))
+                self.world.fail_together(lambda: self.log.write("step", self.step, line))
             self.screen.step(self.step, line)
             self.since_log = Pace(self.step)
             if epoch > 0:  # a network may start with embeddings that are all alike
@@ -234,7 +234,7 @@ class Training:
     def _heed_collapse(self, message: str | None) -> None:
         if message is not None and self.on_collapse == "stop":
             # All processes see it, and the first one says so.
-            raise (BadInput if self.world.leads else Elsewhere)(
+            raise (BadInput if self.world.is_main else FailedElsewhere)(
                 f"{message} after step {self.step} of {self.schedule.total}; train with a lower --lr or "
                 "--weight-decay, in another --out; with --on-collapse warn"
             )
@@ -244,7 +244,7 @@ class Training:
                 f"WARNING: {message}: what is learned from here on is worth little (--on-collapse stop stops)"
             )
 
-    def _look(self, query: Rows, outcome: Outcome) -> Neighbourhood | None:
+    def _look(self, query: Rows, outcome: LossOutput) -> Neighbourhood | None:
         """Purity and ranks of the neighbours that the objective chooses, or could; None where it has no bank."""
         watched, bank, neighbours = self.learner.objective.watched, self.learner.bank, outcome.neighbours
         if watched is None:
@@ -263,14 +263,14 @@ class Training:
 
             def work() -> Float[Tensor, "m d"]:
                 with self.caught.interrupting():
-                    watched = shown(views, "labelled images", batch_count(images))
+                    watched = track(views, "labelled images", batch_count(images))
                     return torch.cat([encoders.embed(some).embedding for some in watched])
 
-            return self.world.agreed(work)
+            return self.world.fail_together(work)
 
     def _judge(self) -> dict[str, float]:
         """By the first process; the others wait for it."""
-        if not self.world.leads:
+        if not self.world.is_main:
             return {}
         with self.caught.interrupting():
             return self.judge()
@@ -282,12 +282,12 @@ class Training:
         if self.learner.knowledge.guess is not None:
             line["pseudo_cost"] = self.since_epoch.share(self.learner.knowledge.seconds)
         if self.judge.due(done):
-            line |= self.world.agreed(self._judge)
+            line |= self.world.fail_together(self._judge)
         with self.keeper.room_or_none():
-            self.world.agreed(lambda: self.log.write("epoch", self.step, line))
+            self.world.fail_together(lambda: self.log.write("epoch", self.step, line))
         self.screen.epoch(line)
         self.totals = EpochTotals()
         self.since_log = self.since_epoch = Pace(self.step)
         self.learner.knowledge.seconds = 0.0
-        if self.world.leads:
+        if self.world.is_main:
             self.after_epoch()

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from cmsf.data import Dataset
-from cmsf.evaluation import Extractor, can_judge, evaluate_knn
+from cmsf.evaluation import FeatureExtractor, can_judge, evaluate_knn
 from cmsf.evaluation.predict import score_all
 from cmsf.evaluation.splits import HeldOut
 from cmsf.models.encoders import Encoders
@@ -15,11 +15,11 @@ from cmsf.runs.classifier_folder import ALONG, ClassifierFolder
 from cmsf.utils.progress import part_of
 
 
-class Judge:
+class Validator:
     def __init__(self, recipe: Resolved, encoders: Encoders, data: Dataset, device: torch.device, workers: int) -> None:
         self.recipe, self.data = recipe, data
         self.backbone, self.head = encoders.online.backbone, encoders.classifier
-        self.features = Extractor(self.backbone, recipe.size, device, workers)
+        self.features = FeatureExtractor(self.backbone, recipe.size, device, workers)
 
     def due(self, epochs: int) -> bool:
         """Whether the network is judged after so many epochs."""

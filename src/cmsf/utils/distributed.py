@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from cmsf.utils.errors import BadInput, Elsewhere, Interrupted
+from cmsf.utils.errors import BadInput, FailedElsewhere, Interrupted
 from cmsf.utils.files import FullDisk
 
 T = TypeVar("T")
@@ -39,11 +39,11 @@ _BAD, _FULL = 1, 2
 _GONE = "another process of the run is gone"
 
 
-class FullElsewhere(FullDisk, Elsewhere):
+class FullDiskElsewhere(FullDisk, FailedElsewhere):
     """The process that writes has no room for it."""
 
 
-class Lost(Exception):
+class ProcessLost(Exception):
     """Another process of the run is gone."""
 
 
@@ -59,16 +59,49 @@ class World:
     local_rank: int = 0
     local_size: int = 1
 
+    @classmethod
+    def from_env(cls, environment: Mapping[str, str] = os.environ) -> World:
+        """Reads rank and world size from the variables that torchrun, or Slurm's srun, has set."""
+        names = (
+            ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+            # Of a step: a batch script that starts one process has the numbers of the whole job too.
+            ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+        )
+        for rank, size, local_rank, local_size in names:
+            if rank in environment and size in environment:
+                of_node = (
+                    environment.get(local_size, "1").split("(")[0].split(",")[0]
+                )  # Slurm has 4(x2) for two times four
+                try:
+                    world = cls(
+                        int(environment[rank]),
+                        int(environment[size]),
+                        int(environment.get(local_rank, "0")),
+                        int(of_node),
+                    )
+                except ValueError:
+                    raise BadInput(
+                        f"{rank} {environment[rank]} and {size} {environment[size]} are no numbers of processes; start "
+                        "them by torchrun, or unset these variables"
+                    ) from None
+                if not 0 <= world.rank < world.size:
+                    raise BadInput(
+                        f"{rank} {world.rank} is none of {size} {world.size}; start the processes by torchrun"
+                    )
+                if not world.alone:
+                    return world
+        return cls()
+
     @property
     def alone(self) -> bool:
         return self.size == 1
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this process is the one that writes and speaks."""
         return self.rank == 0
 
-    def part(self, count: int) -> slice:
+    def chunk(self, count: int) -> slice:
         """This process's share of so many things; shares differ by one at most."""
         return _share(count, self.rank, self.size)
 
@@ -82,14 +115,14 @@ class World:
         gathered: Tensor = _Gather.apply(rows, self)
         return gathered
 
-    def sum(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over all processes; the gradient too is everybody's."""
         if self.alone:
             return tensor
         total: Tensor = _Sum.apply(tensor)
         return total
 
-    def largest(self, *numbers: int) -> tuple[int, ...]:
+    def all_reduce_max(self, *numbers: int) -> tuple[int, ...]:
         """The largest of everybody's numbers, one by one."""
         if self.alone:
             return numbers
@@ -98,7 +131,7 @@ class World:
             dist.all_reduce(box, dist.ReduceOp.MAX)
         return tuple(box.tolist())
 
-    def agreed(self, work: Callable[[], T]) -> T:
+    def fail_together(self, work: Callable[[], T]) -> T:
         """Do what may fail or be interrupted in one process alone: then all of them stop at the same place."""
         trouble: BadInput | Interrupted | None = None
         try:
@@ -107,28 +140,28 @@ class World:
             trouble = error
         # Of those in the worst trouble, the first one says what it is.
         mine = _gravity(trouble) * self.size + self.size - 1 - self.rank if trouble is not None else 0
-        (worst,) = self.largest(mine)
+        (worst,) = self.all_reduce_max(mine)
         kind = worst // self.size
         if trouble is not None and mine == worst:
             raise trouble
         if kind > _FULL:
             raise Interrupted(kind - _FULL)
         if worst:
-            raise (FullElsewhere if kind == _FULL else Elsewhere)(
+            raise (FullDiskElsewhere if kind == _FULL else FailedElsewhere)(
                 "another process of the run has stopped, and says why"
             )
         return done
 
     def check_same(self, number: int, what: str) -> None:
         """Refuse to go on where processes differ in a number."""
-        most, least = self.largest(number, -number)
+        most, least = self.all_reduce_max(number, -number)
         if most != -least:
             raise BadInput(
                 f"process {self.rank} of {self.size} has {what} {number}, and others from {-least} to {most}; the run "
                 "folder must be on a file system that all of them share"
             )
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+    def all_reduce_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Add up what everybody's share of the batch asks for."""
         if self.alone:
             return
@@ -139,7 +172,7 @@ class World:
             for gradient, total in zip(some, flat.split([gradient.numel() for gradient in some]), strict=True):
                 gradient.copy_(total.view_as(gradient))
 
-    def follow_first(self, module: nn.Module) -> None:
+    def broadcast(self, module: nn.Module) -> None:
         """Make a module's weights and buffers those of the first process."""
         if self.alone:
             return
@@ -148,32 +181,32 @@ class World:
                 with _noticing_a_loss():
                     dist.broadcast(value, src=0)
 
-    def dealt(self, whole: Tensor) -> Tensor:
+    def shard(self, whole: Tensor) -> Tensor:
         """This process's share of rows that are dealt out one by one, so that all shares fill at once."""
         return whole[self.rank :: self.size]
 
-    def undealt(self, count: int) -> Tensor:
+    def unshard_order(self, count: int) -> Tensor:
         """Where each of so many things is, once all shares of them lie one behind the other."""
         place = torch.arange(count)
         return torch.cat([place[rank :: self.size] for rank in range(self.size)]).argsort()
 
-    def collected(self, share: Tensor) -> Tensor | None:
+    def gather_shards(self, share: Tensor) -> Tensor | None:
         """The rows that were dealt out, in their order, for the first process; for others None."""
         if self.alone:
             return share
         room, lengths = self._at_first(share)
-        return torch.stack(room, dim=1).flatten(0, 1)[: sum(lengths)] if self.leads else None
+        return torch.stack(room, dim=1).flatten(0, 1)[: sum(lengths)] if self.is_main else None
 
-    def at_first(self, rows: Tensor) -> Tensor:
+    def gather_to_main(self, rows: Tensor) -> Tensor:
         """Everybody's rows, one behind the other, for the first process; for others their own."""
         if self.alone:
             return rows
         room, lengths = self._at_first(rows)
-        return torch.cat([some[:length] for some, length in zip(room, lengths, strict=True)]) if self.leads else rows
+        return torch.cat([some[:length] for some, length in zip(room, lengths, strict=True)]) if self.is_main else rows
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until everybody is here."""
-        self.largest(0)
+        self.all_reduce_max(0)
 
     def _lengths(self, rows: Tensor) -> list[int]:
         boxes = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
@@ -183,7 +216,7 @@ class World:
 
     def _at_first(self, rows: Tensor) -> tuple[list[Tensor], list[int]]:
         lengths = self._lengths(rows)
-        room = [rows.new_empty(max(lengths), *rows.shape[1:]) for _ in lengths] if self.leads else []
+        room = [rows.new_empty(max(lengths), *rows.shape[1:]) for _ in lengths] if self.is_main else []
         with _noticing_a_loss():
             dist.gather(_padded(rows, max(lengths)), room or None, dst=0)
         return room, lengths
@@ -260,41 +293,15 @@ def _noticing_a_loss() -> Iterator[None]:
     try:
         yield
     except dist.DistError as error:
-        raise Lost(_GONE) from error
+        raise ProcessLost(_GONE) from error
     except RuntimeError as error:  # gloo's own, which has no class of its own
         if "gloo" not in str(error).lower():
             raise
-        raise Lost(_GONE) from error
-
-
-def asked_for(environment: Mapping[str, str] = os.environ) -> World:
-    """Who this process is, by what torchrun or Slurm's srun has said to it."""
-    names = (
-        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        # Of a step: a batch script that starts one process has the numbers of the whole job too.
-        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
-    )
-    for rank, size, local_rank, local_size in names:
-        if rank in environment and size in environment:
-            of_node = environment.get(local_size, "1").split("(")[0].split(",")[0]  # Slurm has 4(x2) for two times four
-            try:
-                world = World(
-                    int(environment[rank]), int(environment[size]), int(environment.get(local_rank, "0")), int(of_node)
-                )
-            except ValueError:
-                raise BadInput(
-                    f"{rank} {environment[rank]} and {size} {environment[size]} are no numbers of processes; start "
-                    "them by torchrun, or unset these variables"
-                ) from None
-            if not 0 <= world.rank < world.size:
-                raise BadInput(f"{rank} {world.rank} is none of {size} {world.size}; start the processes by torchrun")
-            if not world.alone:
-                return world
-    return World()
+        raise ProcessLost(_GONE) from error
 
 
 @contextmanager
-def joined(world: World, device: torch.device) -> Iterator[World]:
+def init_process_group(world: World, device: torch.device) -> Iterator[World]:
     """Meet the others; where there are none, nothing happens."""
     if world.alone:
         yield world
@@ -334,7 +341,7 @@ def _of_the_living(store: Store, world: World) -> Store:
     """
     me, pause = uuid4().hex, 0.02
     store.set(f"here/{world.rank}", me)
-    if world.leads:
+    if world.is_main:
         name = uuid4().hex
         heard = [f"{name}/{rank}" for rank in range(1, world.size)]
         while not store.check(heard):

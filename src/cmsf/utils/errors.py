@@ -10,7 +10,7 @@ class BadInput(ValueError):
     """What is wrong, the numbers, and what to do about it."""
 
 
-class Elsewhere(BadInput):
+class FailedElsewhere(BadInput):
     """What stops this process has happened to another, which says what it is."""
 
 
@@ -28,6 +28,6 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
     return f"did you mean {near[0]}?" if near else otherwise
 
 
-def some_of(items: Sequence[str], most: int = 4) -> str:
+def first_few(items: Sequence[str], most: int = 4) -> str:
     """The first few of what may be many."""
     return "; ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")

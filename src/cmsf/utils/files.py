@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cmsf.utils.errors import BadInput
-from cmsf.utils.progress import shown
+from cmsf.utils.progress import track
 
 MOST_OF_TEXT = 16 << 20
 """Bytes of a settings file, and more than any that somebody has written."""
@@ -67,7 +67,7 @@ def room_for(path: Path, needed: int | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def atomically(path: Path, needed: int | None = None) -> Iterator[Path]:
+def atomic_write(path: Path, needed: int | None = None) -> Iterator[Path]:
     """A temporary file beside `path` to write to; it takes its place, synced to the disk, once that went well.
 
     Where there is no room, FullDisk; needed: how many bytes it will be, to say so.
@@ -85,7 +85,7 @@ def atomically(path: Path, needed: int | None = None) -> Iterator[Path]:
 
 
 @contextmanager
-def folder_atomically(place: Path, last: str) -> Iterator[Path]:
+def atomic_folder(place: Path, last: str) -> Iterator[Path]:
     """A draft folder beside `place` to fill; it takes its place once that went well.
 
     An empty folder that is there already, perhaps somebody's working directory, stays the same folder: then files move
@@ -145,7 +145,7 @@ def own_file(path: Path) -> int:
     return descriptor
 
 
-def from_home(path: str | Path) -> Path:
+def expand_user(path: str | Path) -> Path:
     """One's home folder for ~; a ~somebody that nobody is called stays as it is, and will not be found."""
     return Path(os.path.expanduser(path))
 
@@ -188,13 +188,13 @@ def sha256_of(path: Path) -> str:
     found = hashlib.sha256()
     with path.open("rb") as file:
         parts = -(-os.fstat(file.fileno()).st_size // _PART)
-        for part in shown(iter(lambda: file.read(_PART), b""), f"hashing {path.name}", parts):
+        for part in track(iter(lambda: file.read(_PART), b""), f"hashing {path.name}", parts):
             found.update(part)
     return found.hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:
-    with atomically(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

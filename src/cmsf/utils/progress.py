@@ -167,16 +167,16 @@ def part_of(what: str) -> Iterator[None]:
         _part_of.set(before)
 
 
-def shown(what: Iterable[T], description: str, total: int | None) -> Iterator[T]:
+def track(what: Iterable[T], description: str, total: int | None) -> Iterator[T]:
     """The same items, with a bar on a terminal that goes when they are done. total: None where nobody knows."""
-    with bar(description, total) as at:
+    with progress_bar(description, total) as at:
         for done, item in enumerate(what, 1):
             yield item
             at(done)
 
 
 @contextmanager
-def bar(description: str, total: int | None) -> Iterator[Update]:
+def progress_bar(description: str, total: int | None) -> Iterator[Update]:
     """A bar on a terminal, to be told how much is done; bars within it are a word beside it."""
     said, tell = one_line(_part_of.get() + description), _told.get()
     if tell is not None:

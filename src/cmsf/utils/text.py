@@ -41,7 +41,7 @@ def one_line(text: object, longest: int = LONGEST_LINE) -> str:
     return clipped(printable(" ".join(words.splitlines())), longest)
 
 
-def shown(value: object, longest: int = 80) -> str:
+def short_repr(value: object, longest: int = 80) -> str:
     """A value out of a file, for a message; one of which nobody knows how long it is when it is written out."""
     if isinstance(value, int) and abs(value) >= 2**64:
         return f"a number of {value.bit_length()} bits"

@@ -14,7 +14,7 @@ from cmsf.data import Dataset, Split
 from cmsf.evaluation.features import batch_count, feature_batches, pixel_batches
 from cmsf.method.search import Own, top
 from cmsf.utils.constants import UNKNOWN
-from cmsf.utils.progress import shown
+from cmsf.utils.progress import track
 from cmsf.utils.rng import permutation
 
 _SHOWN = 5
@@ -77,7 +77,7 @@ def _nearest(
 ) -> Int[Tensor, "q 5"]:
     """The nearest training images; they are compared batch by batch, for all their pixels may not fit at once."""
     asked = torch.cat(list(describe(query)))
-    similarity = torch.cat([asked @ batch.T for batch in shown(describe(train), what, batch_count(train))], dim=1)
+    similarity = torch.cat([asked @ batch.T for batch in track(describe(train), what, batch_count(train))], dim=1)
     number = torch.arange(len(train))
     return top(Own(own, included=False).settle(similarity, number), number, _SHOWN)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cmsf.data.transforms import cut
-from cmsf.utils.files import atomically
+from cmsf.utils.files import atomic_write
 from cmsf.utils.text import printable
 
 THUMBNAIL = 96
@@ -92,6 +92,6 @@ def save_figure(figure: Figure, out: Path) -> None:
     """As PNG, or as SVG where the name says so; the same figure gives the same file."""
     form = "svg" if out.suffix.lower() == ".svg" else "png"
     metadata = {"Date": None} if form == "svg" else {}
-    with atomically(out) as temporary, warnings.catch_warnings(), rc_context({"svg.hashsalt": "cmsf"}):
+    with atomic_write(out) as temporary, warnings.catch_warnings(), rc_context({"svg.hashsalt": "cmsf"}):
         warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)  # a script without a font
         figure.savefig(temporary, format=form, dpi=110, bbox_inches="tight", facecolor="white", metadata=metadata)

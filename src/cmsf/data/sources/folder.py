@@ -12,7 +12,7 @@ from cmsf.data.decoding import SUFFIXES
 from cmsf.data.images import Files
 from cmsf.data.source import SPLITS, Part, Source, ordered
 from cmsf.utils.errors import BadInput
-from cmsf.utils.progress import shown
+from cmsf.utils.progress import track
 
 
 def open_folder(root: Path) -> Source:
@@ -45,7 +45,7 @@ def _files_below(root: Path) -> list[str]:
     found: list[str] = []
     seen: set[str] = set()
     folders = os.walk(root, followlinks=True, onerror=_refuse)
-    for folder, subfolders, files in shown(folders, "looking into folders", None):
+    for folder, subfolders, files in track(folders, "looking into folders", None):
         real = os.path.realpath(folder)
         if real in seen:  # a link to a folder above or beside it
             subfolders.clear()
@@ -77,9 +77,9 @@ def _other_files(found: Sequence[str], images: Sequence[str]) -> tuple[str, ...]
     if not others:
         return ()
     kinds = Counter(Path(path).suffix.lower() or "no suffix" for path in others).most_common()
-    shown = ", ".join(f"{count} {kind}" for kind, count in kinds[:4]) + (" …" if len(kinds) > 4 else "")
+    listed = ", ".join(f"{count} {kind}" for kind, count in kinds[:4]) + (" …" if len(kinds) > 4 else "")
     what = "1 file is no image and was" if len(others) == 1 else f"{len(others)} files are no images and were"
-    return (f"{what} left alone: {shown}",)
+    return (f"{what} left alone: {listed}",)
 
 
 def _class_names(folders: Sequence[Sequence[str]], where: str) -> tuple[list[str | None], tuple[str, ...]]:

@@ -23,7 +23,7 @@ from cmsf.data.decoding import open_image
 from cmsf.data.images import Images
 from cmsf.data.source import SPLITS, Part, Source, distinct, ordered
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import from_home
+from cmsf.utils.files import expand_user
 from cmsf.utils.progress import bars_wanted
 
 _IMAGE_COLUMNS = ("image", "img")
@@ -107,11 +107,11 @@ def _datasets() -> ModuleType:
 
 def _place(rest: str) -> tuple[str, str | None]:
     """The name or the path, and the configuration; an @ may be part of a path that exists."""
-    whole = from_home(rest)
+    whole = expand_user(rest)
     name, at, config = rest.rpartition("@")
     if whole.exists() or not at:
         return (str(whole) if whole.exists() else rest), None
-    path = from_home(name)
+    path = expand_user(name)
     return (str(path) if path.exists() else name), config
 
 

@@ -19,8 +19,8 @@ from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import check_plain
 from cmsf.utils.memory import available_memory
-from cmsf.utils.progress import shown as bar
-from cmsf.utils.text import printable, shown
+from cmsf.utils.progress import track
+from cmsf.utils.text import printable, short_repr
 
 _UNREADABLE = (
     OSError,
@@ -73,12 +73,12 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
         with archive:
             wanted = [name for name in archive.files if name in _NAMES]
             if "x" not in wanted and "x_train" not in wanted:
-                held = shown(", ".join(archive.files)) or "nothing"
+                held = short_repr(", ".join(archive.files)) or "nothing"
                 raise BadInput(f"{path} holds {held}; it needs x, or x_train and x_test")
             needed, there = sum(_size(archive, name) for name in wanted), available_memory()
             if needed > there:
                 raise ValueError(f"its arrays take {needed:,} bytes, and there are {there:,} of memory")
-            return {name: archive[name] for name in bar(wanted, f"reading {path.name}", len(wanted))}
+            return {name: archive[name] for name in track(wanted, f"reading {path.name}", len(wanted))}
     except BadInput:
         raise
     except _UNREADABLE as error:

@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 from cmsf.data.images import Files
 from cmsf.data.source import SPLITS, Part, Source, ordered
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import atomically, check_plain
+from cmsf.utils.files import atomic_write, check_plain
 from cmsf.utils.memory import available_memory
-from cmsf.utils.text import shown
+from cmsf.utils.text import short_repr
 
 _DIGITS = 19
 """A number with so many is above any count."""
@@ -55,14 +55,16 @@ def read_table(file: Path) -> Table:
     splits = [_text(value).lower() for value in columns.get("split", [""] * len(keys))]
     unknown = sorted(set(splits) - {"", *SPLITS})
     if unknown:
-        raise BadInput(f"{file} has images in a split called {shown(unknown[0])!r}; use train, val and test")
+        raise BadInput(f"{file} has images in a split called {short_repr(unknown[0])!r}; use train, val and test")
     places: dict[str, int] = {}
     for number, key in enumerate(keys):
         if not key:
             raise BadInput(f"row {number + 1} of {file} has no {column}")
         first = places.setdefault(_same_script(key), number)
         if first != number:
-            raise BadInput(f"{file} lists {shown(key)} twice, in rows {first + 1} and {number + 1}; keep one of them")
+            raise BadInput(
+                f"{file} lists {short_repr(key)} twice, in rows {first + 1} and {number + 1}; keep one of them"
+            )
     return Table(file, column, keys, labels, [SPLITS[split or "train"] for split in splits], "label" in columns)
 
 
@@ -112,7 +114,7 @@ def match_rows(file: Path, parts: Mapping[str, Sequence[str]], root: Path | None
     if wrong:
         raise BadInput(
             f"{len(wrong)} of {len(keys)} rows of {file} are for images that are not there (the first is "
-            f"{shown(wrong[0])}); paths look like {shown(parts['train'][0])}"
+            f"{short_repr(wrong[0])}); paths look like {short_repr(parts['train'][0])}"
         )
     label = dict(zip(map(_same_script, keys), table.labels, strict=True))
     named = {part: [_same_script(path) for path in paths] for part, paths in known.items()}
@@ -124,7 +126,7 @@ def _by_index(table: Table, count: int) -> dict[int, str | None]:
     if wrong:
         raise BadInput(
             f"{len(wrong)} of {len(table.keys)} rows of {table.file} are for images that are not there (the first is "
-            f"{shown(wrong[0])}); index is a whole number below {count}"
+            f"{short_repr(wrong[0])}); index is a whole number below {count}"
         )
     return {int(key): name for key, name in zip(table.keys, table.labels, strict=True)}
 
@@ -140,7 +142,7 @@ def _below(root: Path, path: Path) -> str:
 
 
 def _some(columns: Iterable[str]) -> str:
-    return shown(", ".join(columns)) or "none"
+    return short_repr(", ".join(columns)) or "none"
 
 
 def read_mapping(file: Path) -> dict[str, str]:
@@ -155,14 +157,15 @@ def read_mapping(file: Path) -> dict[str, str]:
             raise BadInput(f"row {number} of {file} is not whole; a mapping has a class and a group in each")
         if mapping.setdefault(name, group) != group:
             raise BadInput(
-                f"{file} puts {shown(name)!r} into both {shown(mapping[name])!r} and {shown(group)!r}; keep one of them"
+                f"{file} puts {short_repr(name)!r} into both {short_repr(mapping[name])!r} and "
+                f"{short_repr(group)!r}; keep one of them"
             )
     return mapping
 
 
 def write_rows(file: Path, header: Sequence[str], rows: Iterable[Sequence[str | None]]) -> None:
     """A CSV; None is blank."""
-    with atomically(file) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
+    with atomic_write(file) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
         plain = csv.writer(stream, lineterminator="\n")
         quoted = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL)
         for row in (header, *rows):
@@ -173,7 +176,7 @@ def write_rows(file: Path, header: Sequence[str], rows: Iterable[Sequence[str | 
 def write_columns(file: Path, columns: Mapping[str, Sequence[Any]], numbers: Collection[str] = ()) -> None:
     """A Parquet file; columns are text but for those of numbers."""
     kinds = {name: pa.float64() if name in numbers else pa.string() for name in columns}
-    with atomically(file) as temporary:
+    with atomic_write(file) as temporary:
         pq.write_table(pa.table(dict(columns), schema=pa.schema(list(kinds.items()))), temporary)
 
 
@@ -257,14 +260,15 @@ def _check_text(file: Path, name: str, column: pa.ChunkedArray) -> None:
         longest = pc.max(pc.binary_length(values)).as_py() or 0
         if longest > _LONGEST_TEXT:
             raise BadInput(
-                f"cannot read {file}: {shown(name)} has a text of {longest:,} bytes; {_LONGEST_TEXT:,} are the most"
+                f"cannot read {file}: {short_repr(name)} has a text of {longest:,} bytes; "
+                f"{_LONGEST_TEXT:,} are the most"
             )
 
 
 def _check_names(file: Path, names: Sequence[str]) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise BadInput(f"{file} has the column {shown(twice[0])!r} twice; keep one of them")
+        raise BadInput(f"{file} has the column {short_repr(twice[0])!r} twice; keep one of them")
 
 
 def _text(value: Any) -> str:

@@ -27,8 +27,8 @@ from cmsf.data.images import Arrays, Files, Images
 from cmsf.data.source import Part, Source, distinct, ordered
 from cmsf.data.sources.npz import as_images
 from cmsf.utils.errors import BadInput, did_you_mean
-from cmsf.utils.files import from_home
-from cmsf.utils.progress import bar, bars_wanted, shown
+from cmsf.utils.files import expand_user
+from cmsf.utils.progress import bars_wanted, progress_bar, track
 
 _SPLITS = {
     "train": ("train+unlabeled", "train", "trainval", "train-standard", "2021_train"),
@@ -49,7 +49,7 @@ def open_torchvision(rest: str) -> Source:
         same_letters = [known for known in _sets() if known.lower() == name.lower()]
         remedy = did_you_mean((same_letters or [name])[0], _sets(), "its documentation lists them")
         raise BadInput(f"torchvision has no set called {name!r}; {remedy}")
-    wanted = _Set(name, from_home(folder) if folder else default_root())
+    wanted = _Set(name, expand_user(folder) if folder else default_root())
     opened = {part: found for part in _SPLITS if (found := _open(wanted, part)) is not None}
     parts = {part: _read(chosen, content, part) for part, (chosen, content) in opened.items()}
     met = {label for part in parts.values() for label in part.names} - {None}
@@ -63,7 +63,7 @@ def open_torchvision(rest: str) -> Source:
 def is_on_disk(rest: str) -> bool:
     """Whether NAME or NAME@FOLDER can be opened without a download."""
     name, _, folder = rest.partition("@")
-    wanted = _Set(name, from_home(folder) if folder else default_root())
+    wanted = _Set(name, expand_user(folder) if folder else default_root())
     if wanted.root.is_dir():  # some would make it
         with suppress(Exception):  # missing and damaged files make sixty loaders raise what they like
             wanted.make()
@@ -73,7 +73,7 @@ def is_on_disk(rest: str) -> bool:
 
 def default_root() -> Path:
     """Where sets are kept unless a folder is given."""
-    return from_home(os.environ.get("CMSF_DATA") or "~/.cache/cmsf") / "torchvision"
+    return expand_user(os.environ.get("CMSF_DATA") or "~/.cache/cmsf") / "torchvision"
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def _content(chosen: _Set) -> Any:
     can_download = "download" in chosen.parameters
     for download in (False, True) if can_download else (False,):
         try:
-            with _own_bars() if download else bar(f"opening torchvision:{chosen.name}", None):
+            with _own_bars() if download else progress_bar(f"opening torchvision:{chosen.name}", None):
                 return chosen.make(download)
         except ImportError as error:
             package = str(error.name).split(".")[0]
@@ -265,7 +265,7 @@ def _numbers(content: Any) -> list[int | None]:
         numbers = [_number(target) for target in (listed.tolist() if hasattr(listed, "tolist") else listed)]
         if len(numbers) == count and (numbers[0], numbers[-1]) == (_number(first), _number(last)):
             return numbers
-    return [_number(content[i][1]) for i in shown(range(count), "reading labels", count)]
+    return [_number(content[i][1]) for i in track(range(count), "reading labels", count)]
 
 
 def _number(target: Any) -> int | None:

@@ -13,14 +13,14 @@ from cmsf.data import Split, open_source
 from cmsf.data.images import Arrays
 from cmsf.data.labels import Labels
 from cmsf.data.source import Part, Source
-from cmsf.evaluation.features import Extractor
+from cmsf.evaluation.features import FeatureExtractor
 from cmsf.evaluation.linear import STANDARDISED, Standardised
 from cmsf.evaluation.metrics import Judged, MeanOf, Result, hits
 from cmsf.evaluation.transfer.search import Problem, Search, Watch
 from cmsf.evaluation.transfer.suite import MEAN, Division, TransferSet, class_names, divide, listed_parts, places
 from cmsf.evaluation.transfer.trial import fit
 from cmsf.utils.errors import BadInput
-from cmsf.utils.progress import Update, bar, part_of
+from cmsf.utils.progress import Update, part_of, progress_bar
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Prepared:
 
 
 def evaluate_transfer(
-    features: Extractor,
+    features: FeatureExtractor,
     suite: Sequence[TransferSet],
     search: Search,
     seed: int,
@@ -61,7 +61,7 @@ def evaluate_transfer(
             say(f"{one.wanted.name}: {note}")
     judged: dict[str, Judged | MeanOf] = {}
     described = {}
-    with bar("transfer", len(prepared) * trials) as at:
+    with progress_bar("transfer", len(prepared) * trials) as at:
         for number, one in enumerate(prepared):
             name = f"{one.wanted.name}, {number + 1} of {len(prepared)}"
             at(number * trials, name, found=True)
@@ -124,7 +124,9 @@ def prepare(wanted: TransferSet, source: Source, seed: int) -> Prepared:
     return Prepared(wanted, parts, labels, division.with_notes(notes))
 
 
-def _transfer(features: Extractor, prepared: Prepared, search: Search, watch: Watch) -> tuple[Judged, dict[str, Any]]:
+def _transfer(
+    features: FeatureExtractor, prepared: Prepared, search: Search, watch: Watch
+) -> tuple[Judged, dict[str, Any]]:
     wanted, labels, division = prepared.wanted, prepared.labels, prepared.division
     pool = torch.cat([features(_split(part)).cpu() for part in prepared.parts.values()])
     scale = Standardised.by(pool[division.train])

@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from cmsf.data import Request
+from cmsf.data import DataRequest
 from cmsf.data.labels import Labels, number_of_each_class, share_of_each_class
 from cmsf.data.sources.torchvision import default_root, is_on_disk
 from cmsf.evaluation.metrics import ACCURACY, MEAN_PER_CLASS
 from cmsf.utils.errors import BadInput, did_you_mean
-from cmsf.utils.files import from_home
-from cmsf.utils.text import shown
+from cmsf.utils.files import expand_user
+from cmsf.utils.text import short_repr
 from cmsf.utils.yaml import read_yaml
 
 _A_FIFTH = 0.2
@@ -226,12 +226,13 @@ def _read_set(file: Path, name: str, entry: Any) -> TransferSet:
         raise BadInput(f"{where} needs a source of images, as {name}: photos/{name} or {name}: {{data: photos/{name}}}")
     for key in settings:
         if key not in _KEYS:
-            raise BadInput(f"{where} has {shown(key)!r}; " + did_you_mean(str(key), _KEYS, f"use {', '.join(_KEYS)}"))
-    like = shown(settings.get("like", name))
+            hint = did_you_mean(str(key), _KEYS, f"use {', '.join(_KEYS)}")
+            raise BadInput(f"{where} has {short_repr(key)!r}; {hint}")
+    like = short_repr(settings.get("like", name))
     if "like" in settings and like not in PAPER:
         hint = did_you_mean(like, PAPER, f"use one of {', '.join(PAPER)}")
         raise BadInput(f"{where} is to be like {like!r}, which is none of the paper's; {hint}")
-    if Request(settings["data"]).runs_a_command:  # the file may be somebody else's
+    if DataRequest(settings["data"]).runs_a_command:  # the file may be somebody else's
         raise BadInput(f"{where} is a shell command, {settings['data']}; give the shards by their paths or URLs")
     found = replace(PAPER.get(like, TransferSet(name, "")), name=name, source=_from(file.parent, settings["data"]))
     amounts = {key: _amount(where, key, settings[key]) for key in ("train", "val", "test") if key in settings}
@@ -243,7 +244,7 @@ def _read_set(file: Path, name: str, entry: Any) -> TransferSet:
         found = replace(found, rule=Rule(**amounts), counts=None, classes=None, lists=None)
     if "measure" in settings:
         if str(settings["measure"]) not in _MEASURES:
-            raise BadInput(f"{where} has measure {shown(settings['measure'])!r}; use top-1 or {MEAN_PER_CLASS}")
+            raise BadInput(f"{where} has measure {short_repr(settings['measure'])!r}; use top-1 or {MEAN_PER_CLASS}")
         found = replace(found, per_class=_MEASURES[str(settings["measure"])])
     return found
 
@@ -253,7 +254,7 @@ def _amount(where: str, key: str, value: Any) -> Any:
     share = key == "val" and isinstance(value, float) and 0 < value < 1
     if not (whole or share):
         kinds = "a number of images a class, or a share below 1" if key == "val" else "a number of images a class"
-        raise BadInput(f"{where} has {key}: {shown(value)}; it takes {kinds}")
+        raise BadInput(f"{where} has {key}: {short_repr(value)}; it takes {kinds}")
     return value
 
 
@@ -262,7 +263,7 @@ def _from(folder: Path, source: str) -> str:
     scheme, colon, _ = source.partition(":")
     if colon and scheme.isidentifier() and len(scheme) > 1:
         return source
-    return str(folder / from_home(source))
+    return str(folder / expand_user(source))
 
 
 def class_names(
@@ -304,4 +305,4 @@ def _root(source: str) -> Path:
     if not source.startswith("torchvision:"):
         return Path(source)
     _, _, folder = source.partition("@")
-    return from_home(folder) if folder else default_root()
+    return expand_user(folder) if folder else default_root()

@@ -1,6 +1,6 @@
 """What a step minimises, one objective a file."""
 
-from cmsf.method.losses.base import EXTRA, FIRST, SECOND, SUPPORT, THIRD, Objective, Outcome, Step, Together, Watched
+from cmsf.method.losses.base import EXTRA, FIRST, SECOND, SUPPORT, THIRD, Loss, LossOutput, Step, Together, Watched
 from cmsf.method.losses.byol import SymmetricBYOL
 from cmsf.method.losses.cross_entropy import CrossEntropy
 from cmsf.method.losses.fixmatch import FixMatch
@@ -26,9 +26,9 @@ __all__ = [
     "CrossEntropy",
     "FixMatch",
     "InfoNCE",
+    "Loss",
+    "LossOutput",
     "MeanShift",
-    "Objective",
-    "Outcome",
     "Prototypes",
     "SimCLR",
     "SimSiam",

@@ -16,7 +16,7 @@ from cmsf.method.constraints import Constraint, Unconstrained
 from cmsf.method.rows import Rows
 from cmsf.method.search import Neighbours
 from cmsf.method.supervision import Guess
-from cmsf.models.encoders import Encoded
+from cmsf.models.encoders import EncoderOutput
 from cmsf.utils.constants import UNKNOWN
 
 FIRST, SECOND, THIRD, EXTRA, SUPPORT = 0, 1, 2, 3, 128
@@ -39,8 +39,8 @@ class Step:
 
     query: Rows
     bank: MemoryBank | Rows
-    online: dict[int, Encoded] = field(default_factory=dict)
-    target: dict[int, Encoded] = field(default_factory=dict)
+    online: dict[int, EncoderOutput] = field(default_factory=dict)
+    target: dict[int, EncoderOutput] = field(default_factory=dict)
     support: Rows | None = None
 
     @cached_property
@@ -74,7 +74,7 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LossOutput:
     """What an objective says of a batch: the loss and its parts before weighting; the neighbours that are watched,
     where it has chosen them itself; and what it thought of images without a label."""
 
@@ -89,7 +89,7 @@ class Outcome:
         return {name: float(loss.detach()) for name, loss in named.items()}
 
 
-class Objective(ABC):
+class Loss(ABC):
     """What a step minimises. It declares what it needs, and the learner provides it."""
 
     online: tuple[Together, ...]
@@ -112,7 +112,7 @@ class Objective(ABC):
         return any(SUPPORT in views for views in self.online)
 
     @abstractmethod
-    def __call__(self, step: Step) -> Outcome: ...
+    def __call__(self, step: Step) -> LossOutput: ...
 
 
 def scores_of(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cmsf.method.losses.base import FIRST, SECOND, Objective, Outcome, Step
+from cmsf.method.losses.base import FIRST, SECOND, Loss, LossOutput, Step
 
 
 @dataclass(frozen=True)
-class SymmetricBYOL(Objective):
+class SymmetricBYOL(Loss):
     """Predict the target's embedding of either view from the other (Grill et al. 2020, eq. 2 and its symmetric term):
 
         L = ‖v₂ − u₁‖² + ‖v₁ − u₂‖²,    ‖v − u‖² = 2 − 2 v·u for unit vectors
@@ -20,7 +20,7 @@ class SymmetricBYOL(Objective):
     target = ((FIRST,), (SECOND,))
     heads = frozenset({"projector", "predictor"})
 
-    def __call__(self, step: Step) -> Outcome:
+    def __call__(self, step: Step) -> LossOutput:
         first, second = (step.online[view].prediction for view in (FIRST, SECOND))
         near = (second * step.target[FIRST].embedding).sum(1) + (first * step.target[SECOND].embedding).sum(1)
-        return Outcome((4 - 2 * near).mean())
+        return LossOutput((4 - 2 * near).mean())

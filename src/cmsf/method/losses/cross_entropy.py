@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 from torch.nn.functional import cross_entropy
 
-from cmsf.method.losses.base import SECOND, Objective, Outcome, Step
+from cmsf.method.losses.base import SECOND, Loss, LossOutput, Step
 from cmsf.utils.constants import UNKNOWN
 
 
 @dataclass(frozen=True)
-class CrossEntropy(Objective):
+class CrossEntropy(Loss):
     """Name the class: L_i = −log softmax(W g(T2 x_i))_y. An image without a label is left out of the mean."""
 
     online = ((SECOND,),)
     heads = frozenset({"classifier"})
     learns_from_labels = True
 
-    def __call__(self, step: Step) -> Outcome:
+    def __call__(self, step: Step) -> LossOutput:
         scores = step.online[SECOND].scores
         known = (step.label != UNKNOWN).sum()
-        return Outcome(cross_entropy(scores, step.label, ignore_index=UNKNOWN, reduction="sum") / known.clamp_min(1))
+        return LossOutput(cross_entropy(scores, step.label, ignore_index=UNKNOWN, reduction="sum") / known.clamp_min(1))

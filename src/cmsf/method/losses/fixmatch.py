@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from torch.nn.functional import cross_entropy
 
-from cmsf.method.losses.base import FIRST, SECOND, SUPPORT, Objective, Outcome, Step
+from cmsf.method.losses.base import FIRST, SECOND, SUPPORT, Loss, LossOutput, Step
 from cmsf.method.supervision import Guess
 from cmsf.utils.constants import UNKNOWN
 
 
 @dataclass(frozen=True)
-class FixMatch(Objective):
+class FixMatch(Loss):
     """Pseudo-labels of weak views for strong ones (Sohn et al. 2020, eq. 3 and 4): with q = p(T1 x), held still,
 
         L = H(y, p(T1 x_labelled)) + λ · mean over the batch of [max q ≥ threshold] H(argmax q, p(T2 x))
@@ -28,7 +28,7 @@ class FixMatch(Objective):
     heads = frozenset({"classifier"})
     learns_from_labels = True
 
-    def __call__(self, step: Step) -> Outcome:
+    def __call__(self, step: Step) -> LossOutput:
         named, weak, strong = (step.online[view].scores for view in (SUPPORT, FIRST, SECOND))
         labelled = cross_entropy(named, step.support_label)
         confidence, label = weak.detach().softmax(1).max(1)
@@ -37,4 +37,4 @@ class FixMatch(Objective):
         parts = {"labelled": labelled, "unlabelled": unlabelled}
         without = step.label == UNKNOWN
         guess = Guess(step.query.index[without], label[without], confident[without])
-        return Outcome(labelled + self.unlabelled_weight * unlabelled, parts, guess=guess)
+        return LossOutput(labelled + self.unlabelled_weight * unlabelled, parts, guess=guess)

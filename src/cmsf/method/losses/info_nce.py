@@ -8,11 +8,11 @@ from typing import ClassVar, Literal
 import torch
 from torch.nn.functional import cross_entropy
 
-from cmsf.method.losses.base import FIRST, SECOND, Objective, Outcome, Step, Watched
+from cmsf.method.losses.base import FIRST, SECOND, Loss, LossOutput, Step, Watched
 
 
 @dataclass(frozen=True)
-class InfoNCE(Objective):
+class InfoNCE(Loss):
     """Tell the image's other view from other images (He et al. 2020, eq. 1):
 
         L = −log exp(q·k₊/τ) / Σ_{i=0..K} exp(q·k_i/τ)
@@ -29,9 +29,9 @@ class InfoNCE(Objective):
     bank: ClassVar[Literal["after"]] = "after"
     watched = Watched()
 
-    def __call__(self, step: Step) -> Outcome:
+    def __call__(self, step: Step) -> LossOutput:
         q, key = step.online[SECOND].embedding, step.query.embedding
         positive = (q * key).sum(1, keepdim=True) / self.temperature
         negative = (q @ step.rows.embedding.T / self.temperature).masked_fill(~step.others, -torch.inf)
         first = torch.zeros(len(q), dtype=torch.long, device=q.device)
-        return Outcome(cross_entropy(torch.cat([positive, negative], dim=1), first))
+        return LossOutput(cross_entropy(torch.cat([positive, negative], dim=1), first))

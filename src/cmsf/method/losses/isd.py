@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 
 import torch
 
-from cmsf.method.losses.base import FIRST, SECOND, Objective, Outcome, Step, Watched, mean_over, scores_of
+from cmsf.method.losses.base import FIRST, SECOND, Loss, LossOutput, Step, Watched, mean_over, scores_of
 
 
 @dataclass(frozen=True)
-class ISD(Objective):
+class ISD(Loss):
     """Iterative similarity distillation (Tejankar et al. 2021): with anchors a_j from a bank,
 
         L = KL(t ‖ s),    t_j ∝ exp(u·a_j/τ_t),    s_j ∝ exp(v·a_j/τ)
@@ -30,11 +30,11 @@ class ISD(Objective):
     bank: ClassVar[Literal["after"]] = "after"
     watched = Watched()
 
-    def __call__(self, step: Step) -> Outcome:
+    def __call__(self, step: Step) -> LossOutput:
         prediction = step.online[SECOND].prediction
         student, some = scores_of(prediction, step.rows, step.others, self.temperature)
         teacher, _ = scores_of(step.query.embedding, step.rows, step.others, self.target_temperature)
         student, teacher = student.log_softmax(1), teacher.log_softmax(1)
         # Where a row is ruled out both are -inf, and nothing is to be told apart.
         difference = torch.where(teacher == -torch.inf, 0, teacher - student)
-        return Outcome(mean_over((teacher.exp() * difference).sum(1), some))
+        return LossOutput(mean_over((teacher.exp() * difference).sum(1), some))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cmsf.method.bank import MemoryBank, found_in
 from cmsf.method.constraints import Constraint, SameLabel, Unconstrained
-from cmsf.method.losses.base import EXTRA, FIRST, SECOND, Objective, Outcome, Step, Together, Watched
+from cmsf.method.losses.base import EXTRA, FIRST, SECOND, Loss, LossOutput, Step, Together, Watched
 from cmsf.method.rows import Rows
 from cmsf.method.search import Neighbours
 
@@ -60,7 +60,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class MeanShift(Objective):
+class MeanShift(Loss):
     """A weighted sum of constrained mean shifts; CMSF self is ½ without and ½ with the constraint.
 
     u enters the bank before the search, so k = 1 finds u itself: BYOL. With multi-crop, v is the mean over the crops'
@@ -90,7 +90,7 @@ class MeanShift(Objective):
         last = self.terms[-1]
         return Watched(last.constraint, last.k, last.include_query)
 
-    def __call__(self, step: Step) -> Outcome:
+    def __call__(self, step: Step) -> LossOutput:
         prediction = torch.stack([crop.prediction for crop in step.online.values()]).mean(0)
         parts, neighbours = {}, None
         for term in self.terms:
@@ -98,4 +98,4 @@ class MeanShift(Objective):
                 prediction, step.query, step.bank, term.constraint, term.k, term.include_query
             )
         loss = torch.stack([term.weight * parts[term.name] for term in self.terms]).sum()
-        return Outcome(loss, parts, neighbours)
+        return LossOutput(loss, parts, neighbours)

@@ -12,12 +12,12 @@ from torch.nn.functional import cross_entropy
 
 from cmsf.method.bank import found_in
 from cmsf.method.constraints import Unconstrained
-from cmsf.method.losses.base import FIRST, SECOND, Objective, Outcome, Step, Watched, mean_over
+from cmsf.method.losses.base import FIRST, SECOND, Loss, LossOutput, Step, Watched, mean_over
 from cmsf.method.rows import Rows
 
 
 @dataclass(frozen=True)
-class NNCLR(Objective):
+class NNCLR(Loss):
     """SimCLR whose positive is the nearest embedding in a bank (Dwibedi et al. 2021, eq. 3 and Algorithm 1):
 
         L_i = −log exp(NN(z_i)·p_i⁺/τ) / Σ_k exp(NN(z_i)·p_k⁺/τ)
@@ -35,11 +35,11 @@ class NNCLR(Objective):
     bank: ClassVar[Literal["after"]] = "after"
     watched = Watched(k=1)
 
-    def __call__(self, step: Step) -> Outcome:
+    def __call__(self, step: Step) -> LossOutput:
         first, second = step.online[FIRST], step.online[SECOND]
         there = self._contrast(step, first.embedding, second.prediction)
         back = self._contrast(step, second.embedding, first.prediction)
-        return Outcome((there + back) / 2)
+        return LossOutput((there + back) / 2)
 
     def _contrast(self, step: Step, z: Float[Tensor, "b d"], prediction: Float[Tensor, "b d"]) -> Float[Tensor, ""]:
         query = Rows(z.detach(), step.query.index)

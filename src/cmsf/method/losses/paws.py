@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from cmsf.method.losses.base import EXTRA, FIRST, SECOND, SUPPORT, Objective, Outcome, Step, Together
+from cmsf.method.losses.base import EXTRA, FIRST, SECOND, SUPPORT, Loss, LossOutput, Step, Together
 
 
 @dataclass(frozen=True)
-class PAWS(Objective):
+class PAWS(Loss):
     """Predict view assignments with support samples (Assran et al. 2021, eq. 1 to 4): with support (z_s, y_s),
 
         p = Σ_s softmax(z·z_s/τ)_s y_s,    ρ(p)_k ∝ p_k^(1/T),
@@ -41,7 +41,7 @@ class PAWS(Objective):
     def _small(self) -> Together:
         return tuple(range(EXTRA, EXTRA + self.extra_crops))
 
-    def __call__(self, step: Step) -> Outcome:
+    def __call__(self, step: Step) -> LossOutput:
         classes, member = step.support_label.unique(return_inverse=True)
         share = self.smoothing / len(classes)
         assignment = one_hot(member, len(classes)).to(step.query.embedding) * (1 - self.smoothing) + share
@@ -59,7 +59,7 @@ class PAWS(Objective):
         agreement = torch.cat([-(aims.get(v, mean_aim) * chances[v].log()).sum(1) for v in views]).mean()
         mean = torch.cat([self._sharpened(chances[v]) for v in views]).mean(0)
         entropy = -torch.xlogy(mean, mean).sum()
-        return Outcome(agreement - entropy, {"agreement": agreement, "entropy": entropy})
+        return LossOutput(agreement - entropy, {"agreement": agreement, "entropy": entropy})
 
     def _classes(
         self, z: Float[Tensor, "b d"], support: Float[Tensor, "s d"], assignment: Float[Tensor, "s c"]

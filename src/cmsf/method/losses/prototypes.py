@@ -7,12 +7,12 @@ from typing import ClassVar, Literal
 
 from torch.nn.functional import cross_entropy, normalize
 
-from cmsf.method.losses.base import FIRST, SECOND, Objective, Outcome, Step, Watched
+from cmsf.method.losses.base import FIRST, SECOND, Loss, LossOutput, Step, Watched
 from cmsf.utils.constants import UNKNOWN
 
 
 @dataclass(frozen=True)
-class Prototypes(Objective):
+class Prototypes(Loss):
     """Tell one's own class's mean from those of the others (the paper's supplement; after Snell et al. 2017, eq. 2):
 
         L_i = −log exp(v_i·c_y/τ) / Σ_k exp(v_i·c_k/τ),    c_k = the direction of the mean of class k's rows
@@ -30,7 +30,7 @@ class Prototypes(Objective):
     learns_from_labels = True
     watched = Watched()
 
-    def __call__(self, step: Step) -> Outcome:
+    def __call__(self, step: Step) -> LossOutput:
         prediction = step.online[SECOND].prediction
         assert step.rows.label is not None
         rows = step.rows[step.rows.exists & (step.rows.label != UNKNOWN)]
@@ -39,4 +39,4 @@ class Prototypes(Objective):
         total = rows.embedding.new_zeros(len(classes), rows.embedding.shape[1]).index_add_(0, member, rows.embedding)
         scores = prediction @ normalize(total, dim=1).T / self.temperature
         image, own = (step.label[:, None] == classes).nonzero(as_tuple=True)  # no class is UNKNOWN
-        return Outcome(cross_entropy(scores[image], own, reduction="sum") / max(1, len(image)))
+        return LossOutput(cross_entropy(scores[image], own, reduction="sum") / max(1, len(image)))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cmsf.method.losses.base import FIRST, SECOND, Objective, Outcome, Step
+from cmsf.method.losses.base import FIRST, SECOND, Loss, LossOutput, Step
 
 
 @dataclass(frozen=True)
-class SimSiam(Objective):
+class SimSiam(Loss):
     """Predict either view's embedding, held still, from the other (Chen and He 2021, eq. 1 to 4):
 
     L = −½ p₁·stopgrad(z₂) − ½ p₂·stopgrad(z₁)
@@ -17,8 +17,8 @@ class SimSiam(Objective):
     online = ((FIRST,), (SECOND,))
     heads = frozenset({"projector", "predictor"})
 
-    def __call__(self, step: Step) -> Outcome:
+    def __call__(self, step: Step) -> LossOutput:
         first, second = step.online[FIRST], step.online[SECOND]
         near = (first.prediction * second.embedding.detach()).sum(1)
         near = near + (second.prediction * first.embedding.detach()).sum(1)
-        return Outcome(-near.mean() / 2)
+        return LossOutput(-near.mean() / 2)

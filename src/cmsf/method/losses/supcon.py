@@ -7,12 +7,12 @@ from typing import ClassVar, Literal
 
 import torch
 
-from cmsf.method.losses.base import FIRST, SECOND, Objective, Outcome, Step, Watched, mean_over, scores_of
+from cmsf.method.losses.base import FIRST, SECOND, Loss, LossOutput, Step, Watched, mean_over, scores_of
 from cmsf.utils.constants import UNKNOWN
 
 
 @dataclass(frozen=True)
-class SupCon(Objective):
+class SupCon(Loss):
     """Tell one's own class from the others (Khosla et al. 2020, L_out of eq. 2):
 
         L_i = −1/|P_i| Σ_{p ∈ P_i} log exp(z_i·u_p/τ) / Σ_{a ∈ A_i} exp(z_i·u_a/τ)
@@ -32,11 +32,11 @@ class SupCon(Objective):
     learns_from_labels = True
     watched = Watched()
 
-    def __call__(self, step: Step) -> Outcome:
+    def __call__(self, step: Step) -> LossOutput:
         assert step.rows.label is not None
         among = step.rows.exists.expand(len(step.query), -1) if self.include_target else step.others
         alike = among & (step.rows.label == step.label[:, None]) & (step.label != UNKNOWN)[:, None]
         scores, _ = scores_of(step.online[SECOND].embedding, step.rows, among, self.temperature)
         chance = torch.where(alike, scores.log_softmax(1), 0).sum(1)
         count = alike.sum(1)
-        return Outcome(mean_over(-chance / count.clamp_min(1), count > 0))
+        return LossOutput(mean_over(-chance / count.clamp_min(1), count > 0))

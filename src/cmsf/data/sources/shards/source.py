@@ -25,7 +25,7 @@ from cmsf.data.source import Part, Source, ordered
 from cmsf.data.sources.shards.index import File, Index
 from cmsf.data.sources.shards.store import Shard, Store, expanded
 from cmsf.utils.errors import BadInput
-from cmsf.utils.progress import shown
+from cmsf.utils.progress import track
 
 _OPEN_FILES = 16
 _AT_ONCE = 4
@@ -40,7 +40,7 @@ def open_shards(rest: str) -> Source:
         raise BadInput(f"{len(missing)} of {len(shards)} shards are not there; the first is {missing[0]}{hint}")
     store = Store.by_environment()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        indices = list(shown(pool.map(store.index, shards), "indexing shards", len(shards)))
+        indices = list(track(pool.map(store.index, shards), "indexing shards", len(shards)))
     names = _told_apart([f"{shard.name}/{name}" for shard, index in _both(shards, indices) for name in index.names])
     if not names:
         raise BadInput(f"no images in the {len(shards)} shards of wds:{rest}; cmsf reads {' '.join(SUFFIXES)}")

@@ -21,7 +21,7 @@ from urllib.request import url2pathname
 from cmsf.data.source import SPLITS
 from cmsf.data.sources.shards.index import File, Index, scanned
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import atomically, from_home, write_text
+from cmsf.utils.files import atomic_write, expand_user, write_text
 from cmsf.utils.text import printable
 
 _INDEX_FORMAT = 1
@@ -64,7 +64,7 @@ class Store:
             limit = int(float(size) * 1e9)
         except (ValueError, OverflowError):
             raise BadInput(f"CMSF_SHARD_CACHE_GB is {size!r}; give a number of gigabytes") from None
-        return cls(from_home(os.environ.get("CMSF_CACHE") or "~/.cache/cmsf") / "shards", limit)
+        return cls(expand_user(os.environ.get("CMSF_CACHE") or "~/.cache/cmsf") / "shards", limit)
 
     def index(self, shard: Shard) -> Index:
         """What is in a shard, from the last time if it was looked into before."""
@@ -124,7 +124,7 @@ class Store:
             if copy.exists():  # another process was faster
                 return
             try:
-                with atomically(copy) as temporary, temporary.open("wb") as target, _gopen(url) as source:
+                with atomic_write(copy) as temporary, temporary.open("wb") as target, _gopen(url) as source:
                     shutil.copyfileobj(source, target, 1 << 20)
             except OSError as error:
                 raise BadInput(f"cannot read shard {url}: {one_line(error)}") from None
@@ -157,7 +157,7 @@ def _local(url: str) -> Path | None:
     parsed = urlparse(url)
     if parsed.scheme == "file":
         return Path(url2pathname(parsed.path)).absolute()
-    path = from_home(url)
+    path = expand_user(url)
     return path.absolute() if not parsed.scheme or os.path.exists(path) else None
 
 
