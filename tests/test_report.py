@@ -7,6 +7,7 @@ import shutil
 import signal
 import warnings
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from cmsf.report.compare import drawings_across
 from cmsf.report.contents import Report
 from cmsf.report.image_pool import Album, Everything
 from cmsf.report.page import render
-from cmsf.report.plots import COLOURS
+from cmsf.report.plots import COLOURS, drawings
 from cmsf.report.write import LARGEST, LiveReport, write_report
 from cmsf.runs.cost import spent
 from cmsf.training.signals import Stopped
@@ -215,6 +216,42 @@ def test_a_run_that_is_being_trained_has_a_page_that_looks_for_a_newer_one(tmp_p
     assert any("it is not trained to its end" in note for note in report.notes)
     cmsf.train("cmsf-self-small", bars, out, quiet=True, report=True, **TINY)
     assert "complete" in (out / "report.html").read_text()
+
+
+class ReadKeys(dict[str, Any]):
+    """A line of a log that remembers which of its keys were asked for."""
+
+    read: ClassVar[set[str]] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+
+@pytest.fixture(scope="module")
+def semi(tmp_path_factory: pytest.TempPathFactory) -> cmsf.Run:
+    folder = tmp_path_factory.mktemp("semi")
+    given = TINY | {"labels_per_class": 4}
+    return cmsf.train("cmsf-semi-small", write_npz(folder / "bars.npz"), folder / "run", quiet=True, **given)
+
+
+def test_the_pseudo_labels_of_all_images_have_their_curve(semi: cmsf.Run) -> None:
+    lines = metrics(semi, "epoch")
+    (plot,) = (drawing for drawing in drawings(lines) if drawing.name == "pseudo-labels")
+    curves = {line.get_label(): list(line.get_ydata()) for line in plot.figure.axes[0].lines}
+    assert curves["right, of all"] == [line["pseudo_accuracy_all"] for line in lines]
+    assert set(curves) == {"right, of all", "right, of the confident", "confident"}
+
+
+def test_every_key_that_a_plot_reads_is_one_that_a_log_has(run: cmsf.Run, semi: cmsf.Run, tmp_path: Path) -> None:
+    supervised = cmsf.train("xent-small", run.folder.request().data, tmp_path / "run", quiet=True, **TINY)
+    logs = [metrics(trained, "epoch") for trained in (run, semi, supervised)]
+    read = [[ReadKeys(line) for line in log] for log in logs]
+    for log in read:
+        drawings(log)
+    drawings_across({str(number): log for number, log in enumerate(read)}, {})
+    assert {"loss", "pseudo_accuracy_all", "classifier", "rank_histogram"} <= ReadKeys.read
+    assert ReadKeys.read <= {key for log in logs for line in log for key in line}
 
 
 def test_unlabelled_photos_have_a_report_that_says_what_is_missing(tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def _related(epochs: Lines) -> Iterator[Drawing]:
 
 def _guesses(epochs: Lines) -> Iterator[Drawing]:
     named = {
-        "right, of all": "pseudo_accuracy",
+        "right, of all": "pseudo_accuracy_all",
         "right, of the confident": "pseudo_accuracy_confident",
         "confident": "pseudo_share",
     }
