@@ -13,7 +13,7 @@ import cmsf
 from cmsf.runs import checkpoint
 from cmsf.runs.checkpoint import Checkpoint
 from cmsf.runs.log import TIMING_FIELDS
-from cmsf.utils.files import sha256_of
+from cmsf.utils.files import file_sha256
 from cmsf.utils.screen import Screen
 
 NEED_FEW_LABELS = ("cmsf-semi", "cmsf-semi-basic", "paws", "fixmatch")
@@ -49,7 +49,7 @@ def replace_part(manifest: Path, name: str, content: Any) -> None:
     about = json.loads(manifest.read_text())
     file = manifest.parent / about["parts"][name]["file"]
     torch.save(content, file)
-    about["parts"][name] |= {"size": file.stat().st_size, "sha256": sha256_of(file)}
+    about["parts"][name] |= {"size": file.stat().st_size, "sha256": file_sha256(file)}
     rewrite(manifest, about)
 
 

@@ -24,7 +24,7 @@ from cmsf.runs import checkpoint
 from cmsf.runs.checkpoint import Checkpoint
 from cmsf.training.checkpointer import Saver
 from cmsf.training.signals import Stopped
-from cmsf.utils.files import HashedFile, sha256_of
+from cmsf.utils.files import HashedFile, file_sha256
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_the_manifest_names_its_parts_and_the_cache_is_whole_at_the_ends_of_epoc
     assert about["parts"]["cache"]["file"] == "step-00000004-cache.pt"
     for part in about["parts"].values():
         file = stopped.folder.checkpoints / part["file"]
-        assert (part["size"], part["sha256"]) == (file.stat().st_size, sha256_of(file))
+        assert (part["size"], part["sha256"]) == (file.stat().st_size, file_sha256(file))
     changed = Checkpoint.read(stopped.folder.checkpoints / "step-00000006.json").contents()["changed"]
     assert len(changed["index"]) == 64  # two batches
 
@@ -364,7 +364,7 @@ def test_what_fails_in_the_thread_is_told_in_the_next_step(
 def test_a_file_that_fails_says_so_when_it_is_finished_and_not_to_its_writer(tmp_path: Path) -> None:
     file = HashedFile(tmp_path / "file")
     assert file.write(b"some") == 4
-    assert file.finish() == sha256_of(tmp_path / "file")
+    assert file.finish() == file_sha256(tmp_path / "file")
     full = HashedFile(Path("/dev/full"))
     torch.save({"weights": torch.zeros(1000)}, full)  # type: ignore[arg-type]
     with pytest.raises(OSError, match="No space left"):

@@ -65,7 +65,7 @@ class Listening(Screen):
         super().__init__(quiet=True)
         self.said: list[str] = []
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self.said.append(text)
 
 

@@ -197,7 +197,7 @@ class At(Screen):
         if step in self.actions:
             self.actions.pop(step)()
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self.said.append(text)
 
 

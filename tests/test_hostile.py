@@ -24,7 +24,7 @@ from cmsf.data.sources.table import read_mapping, read_table, write_rows
 from cmsf.evaluation.transfer.suite import read_suite
 from cmsf.recipes.recipe import Recipe
 from cmsf.utils.errors import BadInput
-from cmsf.utils.text import LONGEST_LINE, one_line, printable
+from cmsf.utils.text import MAX_LINE, escape_unprintable, one_line
 
 CASES = 100
 SEED = 20_220
@@ -146,8 +146,8 @@ def test_what_is_not_damaged_is_read(stock: Stock, tmp_path: Path) -> None:
 @given(WORDS)
 def test_what_is_shown_steers_nothing_and_is_one_line(words: str) -> None:
     shown = one_line(words)
-    assert len(shown) <= LONGEST_LINE
-    assert printable(shown) == shown
+    assert len(shown) <= MAX_LINE
+    assert escape_unprintable(shown) == shown
     assert shown.isprintable() or all(
         letter.isspace() or ord(letter) > 127 for letter in shown if not letter.isprintable()
     )

@@ -379,7 +379,7 @@ def test_names_from_data_steer_no_terminal(tmp_path: Path, capfd: pytest.Capture
     assert main(["labels", str(tmp_path / "photos"), "--out", str(tmp_path / "list.csv")]) == 0
     assert main(["data", str(tmp_path / "\x1b[2J\n")]) == 2
     assert main(["data", "~nobody-is-called-so/photos"]) == 2
-    Screen().say("".join(EVIL))
+    Screen().print("".join(EVIL))
     printed = capfd.readouterr()
     for text in (printed.out, printed.err):
         assert not set(text) & set("\x1b\u202e\r")

@@ -10,21 +10,21 @@ from pathlib import Path
 import pytest
 from terminal import Terminal
 
-from cmsf.utils.files import sha256_of
+from cmsf.utils.files import file_sha256
 from cmsf.utils.progress import (
-    FREE,
-    REFRESHES,
+    REFRESH_PER_SECOND,
+    RIGHT_MARGIN,
     TimeLeft,
-    bars_wanted,
-    clock,
-    part_of,
+    bars_enabled,
     progress_bar,
-    terminal_taken,
+    progress_prefix,
+    redirect_progress,
     track,
 )
 from cmsf.utils.screen import Screen
+from cmsf.utils.text import format_duration
 
-A_FRAME = 1.5 / REFRESHES
+A_FRAME = 1.5 / REFRESH_PER_SECOND
 
 
 class Looked:
@@ -63,7 +63,7 @@ def test_a_bar_is_one_line_that_goes_when_all_is_done(columns: int, looking_at: 
             (line,) = look()
             assert line.startswith("reading")
             assert " 2 of 3" in line
-            assert len(line) <= columns - FREE
+            assert len(line) <= columns - RIGHT_MARGIN
     assert look() == []
     assert not look.terminal.cursor_hidden
 
@@ -73,7 +73,7 @@ def test_what_is_said_meanwhile_stays_above_the_bar(looking_at: Callable[[int], 
     screen = Screen()
     with progress_bar("reading", 3):
         print("a message", file=sys.stderr)
-        screen.say("another")
+        screen.print("another")
         *messages, line = look()
     assert messages == ["a message", "another"]
     assert line.startswith("reading")
@@ -95,7 +95,7 @@ def test_a_bar_within_a_bar_is_a_word_beside_it(looking_at: Callable[[int], Look
 
 def test_names_are_text_and_no_markup(looking_at: Callable[[int], Looked]) -> None:
     look = looking_at(80)
-    with part_of("[/red]\x1b[2J"), progress_bar("features", 2):
+    with progress_prefix("[/red]\x1b[2J"), progress_bar("features", 2):
         assert look()[0].startswith("[/red]\\x1b[2J: features")
 
 
@@ -109,12 +109,12 @@ def test_an_error_within_a_bar_leaves_nothing_of_it(looking_at: Callable[[int], 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert look() == []
-    assert bars_wanted()
+    assert bars_enabled()
 
 
 def test_who_has_the_terminal_is_told_instead() -> None:
     told: list[str] = []
-    with terminal_taken(told.append), part_of("judging"):
+    with redirect_progress(told.append), progress_prefix("judging"):
         assert "".join(track("ab", "features", 2)) == "ab"
         assert list(track("x", "folders", None)) == ["x"]
     expected = ["features 1 of 2", "features 2 of 2", "features 2 of 2", "", "folders 0", "folders 1", ""]
@@ -125,7 +125,7 @@ def test_nothing_is_drawn_where_nobody_looks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert not bars_wanted()
+    assert not bars_enabled()
     assert list(track("ab", "reading", 2)) == ["a", "b"]
     assert capsys.readouterr() == ("", "")
 
@@ -155,11 +155,11 @@ def test_the_time_left_follows_the_pace_so_far() -> None:
     left.end()
     now = 200.0
     assert (left.gone, left.left) == (25, None)
-    assert [clock(seconds) for seconds in (7.9, 67, 3600 * 26 + 187)] == ["0:07", "1:07", "26:03:07"]
+    assert [format_duration(seconds) for seconds in (7.9, 67, 3600 * 26 + 187)] == ["0:07", "1:07", "26:03:07"]
 
 
 def test_a_hash_is_that_of_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"abc")
     for size in (1, 2, 3, 4):
         monkeypatch.setattr("cmsf.utils.files._PART", size)
-        assert sha256_of(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        assert file_sha256(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

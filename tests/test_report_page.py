@@ -11,7 +11,7 @@ from report_sample import CLASSES, HOSTILE, hostile_report, pool, report
 
 from cmsf.report.contents import Pool, Report, RunReport
 from cmsf.report.page import render
-from cmsf.utils.text import clipped, printable
+from cmsf.utils.text import escape_unprintable, shorten
 
 _LOADS = {"src", "srcset", "href", "xlink:href", "action", "formaction", "data", "poster", "background", "ping"}
 
@@ -97,7 +97,7 @@ def test_a_name_is_text_whatever_it_holds(name: str) -> None:
     page = render(report(classes=(name, *CLASSES[1:])))
     page.encode()
     assert not set(page) & set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029")
-    assert data_of(page)["runs"][0]["classes"][0] == clipped(printable(name), 120)
+    assert data_of(page)["runs"][0]["classes"][0] == shorten(escape_unprintable(name), 120)
 
 
 def test_all_of_a_report_may_be_hostile() -> None:

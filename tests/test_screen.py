@@ -18,7 +18,7 @@ from terminal import InTerminal, Terminal
 import cmsf
 from cmsf.cli import main
 from cmsf.runs.log import MetricsLog
-from cmsf.utils.progress import FREE
+from cmsf.utils.progress import RIGHT_MARGIN
 from cmsf.utils.screen import Screen, TrainingPanel, curve
 
 EPOCHS = 5
@@ -28,12 +28,12 @@ HELD = 12
 SAYING = f"""
 import signal, sys, time
 from cmsf.cli import main
-from cmsf.screen import Screen
+from cmsf.utils.screen import Screen
 
 def step_and_say(self, number, line, step=Screen.step):
     step(self, number, line)
     if number == 4:
-        self.say({LONG!r})
+        self.print({LONG!r})
         print("a stray line", file=sys.stderr)
         time.sleep(1.5)
     if number == {HELD}:
@@ -102,7 +102,7 @@ class Stopped:
         with InTerminal([*command, *SETTINGS, f"--epochs={EPOCHS}", "--threads=1"]) as self.seen:
             self.seen.watch(lambda text: self._keep(text) and self.frames[-1]["step"].startswith(f"{HELD} "))
             self.seen.resize(60, 24)
-            self.seen.watch(lambda text: self._keep(text) and len(text.splitlines()[-1]) == 60 - FREE)
+            self.seen.watch(lambda text: self._keep(text) and len(text.splitlines()[-1]) == 60 - RIGHT_MARGIN)
             self.seen.press("\x03")
             self.seen.watch()
         self.text, self.lines = self.seen.terminal.text, metrics(cmsf.Run(out))
@@ -133,7 +133,7 @@ def test_messages_come_above_the_panel_and_stay(stopped: Stopped) -> None:
 
 def test_a_window_that_is_made_narrower_has_one_panel_that_fits(stopped: Stopped) -> None:
     assert stopped.text.count("╭") == stopped.text.count("╰") == 1
-    assert {len(line) for line in stopped.text.splitlines() if line.startswith(("╭", "│", "╰"))} == {60 - FREE}
+    assert {len(line) for line in stopped.text.splitlines() if line.startswith(("╭", "│", "╰"))} == {60 - RIGHT_MARGIN}
 
 
 def test_ctrl_c_leaves_the_last_frame_the_message_and_the_cursor(stopped: Stopped) -> None:

@@ -18,7 +18,7 @@ from cmsf.evaluation.transfer import evaluate_transfer, read_suite, searching
 from cmsf.evaluation.transfer.evaluate import prepare
 from cmsf.evaluation.transfer.suite import PAPER, Division, Rule, divide, paper_suite, places
 from cmsf.utils.errors import BadInput
-from cmsf.utils.progress import terminal_taken
+from cmsf.utils.progress import redirect_progress
 
 CALTECH = [870] + [31] * 8 + [56] * 8 + [80] * 84  # 101 classes; sizes made up but for their sum
 STAND_INS: dict[str, dict[str, list[int]]] = {
@@ -242,7 +242,7 @@ def test_a_suite_is_searched_and_judged_and_test_labels_decide_nothing(birds: Pa
     search = searching(tmp_path / "kept", trials=6, processes=1, seed=0, storage=None, ray=False)
     features = FeatureExtractor(network(), 16)
     told: list[str] = []
-    with terminal_taken(told.append):
+    with redirect_progress(told.append):
         result = evaluate_transfer(features, suite, search, 0, 6, said.append)
     assert result.accuracy["birds"] > 50
     assert "transfer 7 of 12, same, 2 of 2" in told

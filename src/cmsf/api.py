@@ -89,7 +89,7 @@ def train(
             name, recipe = recipe, get_recipe(recipe, small_images=side <= LARGEST_SMALL_IMAGE)
             out = Path("runs") / (recipe.name if lacks_scale(name) else Path(name).stem) if out is None else out
             if lacks_scale(name):
-                screen.say(f"{name} is {recipe.name} here: the images are {side} px on their shorter side")
+                screen.print(f"{name} is {recipe.name} here: the images are {side} px on their shorter side")
         recipe = _with_lasting_paths(recipe.changed(changes))
         folder = RunFolder(Path("runs") / recipe.name if out is None else expand_user(out))
         folder.check_free()
@@ -99,7 +99,7 @@ def train(
             folder.check_same_paths(images, "start another run")
         resolved = resolve(recipe, images, side, world.local_size, world.size if bank_sharded else 1)
         for line in _describe(images):
-            screen.say(line)
+            screen.print(line)
         environment = describe_environment(request, resolved, str(where), world.size, bank_sharded)
         differences = folder.check_same_recipe(resolved, environment) if folder.exists() else []
         start = None if folder.started() else starts_from(resolved)
@@ -108,7 +108,7 @@ def train(
             if folder.exists():
                 folder.check_same_start(start)
             if start.note:
-                screen.say(start.note)
+                screen.print(start.note)
         # What cannot be built leaves no folder behind.
         learner = make_learner(resolved, images.train.label, where, start, world, bank_sharded)
         if resolved.batch_size < world.size:
@@ -127,17 +127,17 @@ def train(
                 world.barrier()
             world.fail_together(lambda: folder.check_same_images(images))
             if folder.complete():
-                screen.say(f"{folder.path} is complete already; remove it to train again")
+                screen.print(f"{folder.path} is complete already; remove it to train again")
             else:
                 for difference in differences:
-                    screen.say(f"{difference}: the run will not equal an uninterrupted one bit for bit")
-                after_epoch = LiveReport(folder, screen.say) if report else lambda: None
+                    screen.print(f"{difference}: the run will not equal an uninterrupted one bit for bit")
+                after_epoch = LiveReport(folder, screen.print) if report else lambda: None
                 hands = worker_count(workers)
                 Trainer(resolved, learner, images, folder, screen, hands, precautions, after_epoch).run()
     run = Run(folder.path)
     if report and world.is_main:
         with screen.bars():
-            write_report([run], folder.report_file, Machine(device, workers, screen.say))
+            write_report([run], folder.report_file, Machine(device, workers, screen.print))
     return run
 
 
@@ -159,7 +159,7 @@ def resume(
     screen = screen or Screen(quiet=quiet or not World.from_env().is_main)
     found = Run(run)
     if found.folder.complete() and not given.get("report"):
-        screen.say(f"{found.path} is complete already; remove it to train again")
+        screen.print(f"{found.path} is complete already; remove it to train again")
         return found
     kept = found.folder.request()
     if data is None or (val is None and kept.val is not None):
@@ -232,18 +232,20 @@ def finetune(
             init="none" if random_weights else str(source.path.absolute()),
         )
         for line in _describe(images):
-            screen.say(line)
+            screen.print(line)
         held_out = HeldOut.of(images)
         if held_out is None:
-            screen.say("no test image has a class that is among the labels, so there is no accuracy and no calibration")
+            screen.print(
+                "no test image has a class that is among the labels, so there is no accuracy and no calibration"
+            )
         like = FeatureExtractor(backbone, source.recipe.size, where, worker_count(workers))
-        tuned = tune_network(source, images, held_out, how, like, screen.say)
+        tuned = tune_network(source, images, held_out, how, like, screen.print)
         write_classifier(folder, source, recipe, request, images, held_out, how, like, tuned)
         try:
             backbone, picture = tuned.network[0], folder.neighbours_picture
             draw_neighbours(backbone, images, like.size, where, picture, recipe.seed, like.workers)
         except BadInput as error:  # an image that nothing but the picture needs
-            screen.say(f"there is no picture of neighbours: {error}")
+            screen.print(f"there is no picture of neighbours: {error}")
     return Classifier(folder.path)
 
 

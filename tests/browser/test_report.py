@@ -20,7 +20,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from browser.chromium import requested
 from cmsf.report.contents import Report, RunReport
-from cmsf.utils.text import clipped, printable
+from cmsf.utils.text import escape_unprintable, shorten
 
 Opened = Callable[..., Chrome]
 NEAR = pool(0, 60, CLASSES).near
@@ -267,7 +267,7 @@ def test_names_with_markup_stay_text(opened: Opened) -> None:
     driver.execute_script("for (const map of maps) map.point(0)")
     for image in range(len(HOSTILE)):
         driver.execute_script("walkTo(0, arguments[0])", image)
-        assert one(driver, "#walk-title").text.startswith(clipped(printable(HOSTILE[image]), 120)[:20])
+        assert one(driver, "#walk-title").text.startswith(shorten(escape_unprintable(HOSTILE[image]), 120)[:20])
     markup = "main :is(script, iframe, object, [onerror], [onclick]), dialog :is(script, [onerror]), img[src='x']"
     assert driver.find_elements(By.CSS_SELECTOR, markup) == []
     assert len(driver.find_elements(By.TAG_NAME, "script")) == 2

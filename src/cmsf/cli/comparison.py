@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from cmsf.utils.text import clipped, one_line, printable
+from cmsf.utils.text import escape_unprintable, one_line, shorten
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -107,7 +107,7 @@ class Comparison:
 
 
 def _name(name: str) -> str:
-    return clipped(printable(name), _LONGEST_NAME)
+    return shorten(escape_unprintable(name), _LONGEST_NAME)
 
 
 def _cell(measures: dict[str, Any] | None) -> str:

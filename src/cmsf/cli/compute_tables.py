@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cmsf.analysis.compute import PAPERS_PASS, Passes
 from cmsf.analysis.published import IMAGENET_IMAGES, SEMI_SUPERVISED
 from cmsf.analysis.slips import FLOPS, MAIN_BATCH, MAIN_EPOCHS, PASSES, slips
-from cmsf.utils.text import clipped, one_line, printable
+from cmsf.utils.text import escape_unprintable, one_line, shorten
 
 if TYPE_CHECKING:  # not above: the paper's table should not wait for torch
     from cmsf.recipes.recipe import Resolved
@@ -104,7 +104,7 @@ class Row:
         seconds = None if spent is None else spent.seconds
         reached = None if spent is None else spent.reached.get("20-nn")
         return [
-            printable(self.name),
+            escape_unprintable(self.name),
             epochs if spent is None or spent.epochs == self.recipe.epochs else f"{spent.epochs} of {epochs}",
             f"{round(compute.unlabelled.forward, 2):g}",
             f"{round(compute.unlabelled.backward, 2):g}",
@@ -163,7 +163,7 @@ def _aligned(lines: Sequence[Sequence[str]], texts: Sequence[int] = (0,)) -> lis
     shown = []
     for line in lines:
         first, *rest = line
-        cells = [clipped(first, widths[0]), *rest]
+        cells = [shorten(first, widths[0]), *rest]
         padded = [
             cell.ljust(width) if place in texts else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(cells, widths, strict=True))

@@ -9,10 +9,10 @@ from collections import Counter
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from cmsf.cli.parser import SOURCE, Parser, say, say_paths
+from cmsf.cli.parser import SOURCE_HELP, Parser, print_line, print_paths
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import expand_user
-from cmsf.utils.text import clipped
+from cmsf.utils.text import shorten
 
 if TYPE_CHECKING:
     from cmsf.data import Source
@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> Parser:
         "source",
         metavar="SOURCE",
         nargs="?",
-        help=f"{SOURCE}; without it, the embedded sample",
+        help=f"{SOURCE_HELP}; without it, the embedded sample",
     )
     parser.add_argument("--out", metavar="PNG", help="the contact sheet (default: the source's name, in this folder)")
     parser.set_defaults(command=_data)
@@ -52,7 +52,7 @@ def _data(chosen: argparse.Namespace) -> int:
         raise BadInput(f"there is no folder {out.parent} to put the contact sheet into; make it, or give another --out")
     found = survey(source)
     for line in (*_counts(source), *_sizes(found), *_faults(found), *source.notes):
-        say(line)
+        print_line(line)
     if not found.images:
         print("cmsf: none of the images can be read", file=sys.stderr)
         return 2
@@ -60,7 +60,7 @@ def _data(chosen: argparse.Namespace) -> int:
         draw_contact_sheet(source, out)
     except OSError as error:
         raise BadInput(f"cannot write {out}: {error.strerror}; give another --out") from None
-    say_paths({"contact sheet": out})
+    print_paths({"contact sheet": out})
     return 0
 
 
@@ -76,7 +76,7 @@ def _counts(source: Source) -> list[str]:
         if name != "train":  # its classes are the same, or should be
             continue
         largest = counts.most_common(_CLASSES_SHOWN)
-        lines += [f"         {count:7,}  {clipped(kind, _LONGEST)}" for kind, count in largest]
+        lines += [f"         {count:7,}  {shorten(kind, _LONGEST)}" for kind, count in largest]
         if len(counts) > len(largest):
             lines.append(f"                  … and {len(counts) - len(largest)} classes more")
     return lines
@@ -100,7 +100,7 @@ def _faults(found: Survey) -> list[str]:
     lines = []
     if found.broken:
         lines.append(f"broken: {_count(len(found.broken), 'image')} cannot be read (train with --skip-broken)")
-        lines += [f"  {clipped(one.path, _LONGEST)}: {one.reason}" for one in found.broken[:_SHOWN]] + _rest(
+        lines += [f"  {shorten(one.path, _LONGEST)}: {one.reason}" for one in found.broken[:_SHOWN]] + _rest(
             len(found.broken)
         )
     else:
@@ -112,7 +112,7 @@ def _faults(found: Survey) -> list[str]:
     lines.append(
         f"exact duplicates: {_count(copies, 'image')} with the same pixels as another, in {len(groups)} groups"
     )
-    lines += [f"  {' = '.join(clipped(one.path, _LONGEST) for one in group[:4])}" for group in groups[:_SHOWN]] + _rest(
+    lines += [f"  {' = '.join(shorten(one.path, _LONGEST) for one in group[:4])}" for group in groups[:_SHOWN]] + _rest(
         len(groups)
     )
     if found.leaking:

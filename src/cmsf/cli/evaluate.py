@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from cmsf.cli.comparison import Comparison
-from cmsf.cli.parser import Parser, add_machine_flags, say_paths, set_threads, whole, workers
+from cmsf.cli.parser import Parser, add_machine_flags, parse_int, parse_workers, print_paths, set_threads
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import expand_user
 from cmsf.utils.text import one_line
@@ -77,14 +77,14 @@ def _evaluate(chosen: argparse.Namespace) -> int:
         "few-labels": {"lists": chosen.few or ()},
         "transfer": {
             "suite": chosen.suite,
-            "trials": whole("--trials", chosen.trials, 1, _MOST_TRIALS, "the paper has 200") or TRIALS,
+            "trials": parse_int("--trials", chosen.trials, 1, _MOST_TRIALS, "the paper has 200") or TRIALS,
             "storage": chosen.storage,
             "ray": chosen.ray,
         },
     }
     set_threads(chosen.threads)
     runs = [Run(path) for path in paths]
-    machine = (chosen.data, chosen.device, workers(chosen.workers))
+    machine = (chosen.data, chosen.device, parse_workers(chosen.workers))
     comparison, judged = Comparison(), set()
     failed: dict[str, BadInput] = {}
     for number, run in enumerate(runs):
@@ -110,7 +110,7 @@ def _evaluate(chosen: argparse.Namespace) -> int:
         files = {
             f"{metric} protocol": run.result_file(metric, chosen.data, **options.get(metric, {})) for metric in metrics
         }
-        say_paths(files | ({"open": run.folder.neighbours_picture} if "knn" in metrics else {}))
+        print_paths(files | ({"open": run.folder.neighbours_picture} if "knn" in metrics else {}))
     if len(failed) > 1:
         for label, why in failed.items():
             print(one_line(f"{label}: {why}"), file=sys.stderr)

@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import Any
 
-from cmsf.cli.parser import SOURCE, Parser, add_machine_flags, say_paths, set_threads, whole, workers
+from cmsf.cli.parser import SOURCE_HELP, Parser, add_machine_flags, parse_int, parse_workers, print_paths, set_threads
 from cmsf.recipes.recipe import Recipe, parse
 
 _MOST_ROUNDS = 100
@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> Parser:
         metavar="LIST",
         help="a list of path (or index) and label, instead of the labels that the run's images have",
     )
-    parser.add_argument("--data", metavar="SOURCE", help=f"other images than the run's: {SOURCE}")
+    parser.add_argument("--data", metavar="SOURCE", help=f"other images than the run's: {SOURCE_HELP}")
     parser.add_argument("--out", metavar="CLASSIFIER", help="the folder to make (default: the run's, and -classifier)")
     parser.add_argument(
         "--rounds",
@@ -60,7 +60,7 @@ def add_parser(commands: Any) -> Parser:
 def _finetune(chosen: argparse.Namespace) -> int:
     numbers = {name: parse(name, getattr(chosen, name)) for name in _NUMBERS if getattr(chosen, name) is not None}
     Recipe().changed(numbers)  # a value of the wrong kind is refused before torch is even loaded
-    rounds = whole("--rounds", chosen.rounds, 1, _MOST_ROUNDS, "the paper's are 1 and 2")
+    rounds = parse_int("--rounds", chosen.rounds, 1, _MOST_ROUNDS, "the paper's are 1 and 2")
 
     from cmsf.api import finetune
 
@@ -75,7 +75,7 @@ def _finetune(chosen: argparse.Namespace) -> int:
             tune=chosen.tune,
             random_weights=chosen.random_weights,
             device=chosen.device,
-            workers=workers(chosen.workers),
+            workers=parse_workers(chosen.workers),
             quiet=chosen.quiet,
             **numbers,
         )
@@ -94,5 +94,5 @@ def _finetune(chosen: argparse.Namespace) -> int:
                 f"test accuracy {measure['value']:.2f} % ({measure['low']:.2f} to {measure['high']:.2f}), "
                 f"calibration error {error['expected calibration error']:.1f} %"
             )
-        say_paths(files | {"classifier": classifier.path})
+        print_paths(files | {"classifier": classifier.path})
     return 0

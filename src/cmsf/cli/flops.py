@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cmsf.analysis.published import IMAGENET_IMAGES
 from cmsf.cli.compute_tables import Row, papers_table, table_of
-from cmsf.cli.parser import Parser, say, say_paths, whole
+from cmsf.cli.parser import Parser, parse_int, print_line, print_paths
 from cmsf.recipes import check_name, named
 from cmsf.recipes.recipe import AUTO, Recipe
 from cmsf.utils.errors import BadInput
@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> Parser:
 
 
 def _flops(chosen: argparse.Namespace) -> int:
-    images = whole("--images", chosen.images, 2, _MOST_IMAGES, "those that a recipe learns from")
+    images = parse_int("--images", chosen.images, 2, _MOST_IMAGES, "those that a recipe learns from")
     out = None if chosen.out is None else _picture(chosen.out)
     runs, recipes = _told_apart(chosen.items)
     if chosen.published and (out is None or chosen.items):
@@ -92,7 +92,7 @@ def _save(figure: Figure, out: Path) -> int:
         save_figure(figure, out)
     except OSError as error:
         raise BadInput(f"cannot write {out}: {error.strerror}; give another --out") from None
-    say_paths({"picture": out})
+    print_paths({"picture": out})
     return 0
 
 
@@ -153,7 +153,7 @@ def _drawn(rows: Sequence[Row]) -> Figure:
     if not panels:
         raise BadInput("no run has an accuracy to draw; give runs whose images have labels to judge by")
     if warning := caution(list(runs.values())):
-        say(warning)
+        print_line(warning)
     for name in sorted(runs.keys() - {point.name for points in panels.values() for point in points}):
-        say(f"{name} has no accuracy, and so is not in the picture")
+        print_line(f"{name} has no accuracy, and so is not in the picture")
     return draw_runs(panels, published_beside(list(runs.values())))

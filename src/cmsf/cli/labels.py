@@ -7,7 +7,7 @@ import os
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from cmsf.cli.parser import Parser, say, say_paths
+from cmsf.cli.parser import Parser, print_line, print_paths
 from cmsf.recipes.recipe import Recipe, parse
 from cmsf.utils.errors import BadInput, first_few
 from cmsf.utils.files import expand_user, read_text
@@ -80,10 +80,10 @@ def _labels(chosen: argparse.Namespace) -> int:
         given = listed_rows(source, expand_user(chosen.corrections))["train"]
         labels, before = _corrected(labels, given), labels
         changes = sum(old != new for old, new in zip(before.called(), labels.called(), strict=True))
-        say(f"{changes:,} labels corrected, of {len(given):,} listed in {chosen.corrections}")
+        print_line(f"{changes:,} labels corrected, of {len(given):,} listed in {chosen.corrections}")
         new = sorted({name for name in given.values() if name is not None} - {*before.names})
         if new:
-            say(f"classes that were not there before: {first_few([repr(name) for name in new])}")
+            print_line(f"classes that were not there before: {first_few([repr(name) for name in new])}")
     if not labels.known.any():
         raise BadInput(f"{source.name} has no labels to make a list from; give one with --labels")
     if chosen.classes is not None:
@@ -98,7 +98,7 @@ def _labels(chosen: argparse.Namespace) -> int:
     if not labels.known.any():
         raise BadInput(f"no label of {source.name} is left; ask for fewer things at a time")
     for line in _summary(source, labels):
-        say(line)
+        print_line(line)
     if numbers.label_noise:
         print(_difference("replaced by the noise", before, labels))
     own = Labels.of(source.train.names, source.classes)
@@ -112,7 +112,7 @@ def _labels(chosen: argparse.Namespace) -> int:
             write_rows(out, ("path", "label"), [(_as_listed(source, paths[i], out), called[i]) for i in kept])
         except OSError as error:
             raise BadInput(f"cannot write {out}: {error.strerror}; give another --out") from None
-        say_paths({"list": out})
+        print_paths({"list": out})
     return 0
 
 
@@ -166,7 +166,7 @@ def _subset(labels: Labels, paths: Any, asked: str) -> Labels:
         raise BadInput(f"none of the {len(wanted)} files of {asked} is among the {len(paths)} images, as {paths[0]}")
     missing = wanted.difference(found)
     if missing:
-        say(f"{len(missing):,} of the {len(wanted):,} files of {asked} are not there, as {min(missing)}")
+        print_line(f"{len(missing):,} of the {len(wanted):,} files of {asked} are not there, as {min(missing)}")
     return labels.only(kept)
 
 

@@ -7,9 +7,9 @@ import os
 from typing import Any, NoReturn
 
 from cmsf.utils.errors import BadInput
-from cmsf.utils.text import one_line, printable
+from cmsf.utils.text import escape_unprintable, one_line
 
-SOURCE = "a folder of images, a .csv or .parquet list, an .npz, torchvision:NAME, hf:NAME or wds:SHARDS"
+SOURCE_HELP = "a folder of images, a .csv or .parquet list, an .npz, torchvision:NAME, hf:NAME or wds:SHARDS"
 
 
 _MOST = 1024
@@ -46,27 +46,27 @@ def set_threads(text: str | None) -> None:
     from cmsf.utils.distributed import World
 
     available = available_cores()
-    asked = whole("--threads", text, 1, _MOST, f"here at best {available}")
+    asked = parse_int("--threads", text, 1, _MOST, f"here at best {available}")
     if asked is not None or "OMP_NUM_THREADS" not in os.environ:  # which torch heeds by itself
         torch.set_num_threads(asked or max(1, available // World.from_env().local_size))
 
 
-def workers(text: str | None) -> int | None:
-    return whole("--workers", text, 0, _MOST, "0 decodes in the process that trains")
+def parse_workers(text: str | None) -> int | None:
+    return parse_int("--workers", text, 0, _MOST, "0 decodes in the process that trains")
 
 
-def whole(flag: str, text: str | None, least: int, most: int, hint: str) -> int | None:
+def parse_int(flag: str, text: str | None, least: int, most: int, hint: str) -> int | None:
     if text is not None and (not text.isdecimal() or len(text) > _DIGITS or not least <= int(text) <= most):
         raise BadInput(f"{flag} {text} will not do; it takes a whole number from {least} to {most}, {hint}")
     return None if text is None else int(text)
 
 
-def say_paths(paths: dict[str, Any]) -> None:
+def print_paths(paths: dict[str, Any]) -> None:
     width = max(map(len, paths))
     for name, path in paths.items():
-        print(f"{name:{width}}  {printable(str(path))}")  # whole, however long: one wants to copy it
+        print(f"{name:{width}}  {escape_unprintable(str(path))}")  # whole, however long: one wants to copy it
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """A line of what a command has to say; names in it come from files."""
     print(one_line(line))

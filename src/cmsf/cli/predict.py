@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cmsf.cli.parser import SOURCE, Parser, add_machine_flags, say, say_paths, set_threads, workers
+from cmsf.cli.parser import SOURCE_HELP, Parser, add_machine_flags, parse_workers, print_line, print_paths, set_threads
 
 if TYPE_CHECKING:
     from cmsf.evaluation.predict import Prediction
@@ -25,7 +25,7 @@ def add_parser(commands: Any) -> Parser:
     parser.add_argument(
         "classifier", metavar="CLASSIFIER", help="a folder that cmsf finetune wrote, or a run of xent or fixmatch"
     )
-    parser.add_argument("--data", metavar="SOURCE", required=True, help=SOURCE)
+    parser.add_argument("--data", metavar="SOURCE", required=True, help=SOURCE_HELP)
     parser.add_argument(
         "--out", metavar="FILE", default="predictions.csv", help="a .csv or .parquet (default: predictions.csv)"
     )
@@ -39,10 +39,10 @@ def _predict(chosen: argparse.Namespace) -> int:
 
     set_threads(chosen.threads)
     classifier = Classifier(chosen.classifier)
-    found = classifier.predict(chosen.data, chosen.out, chosen.device, workers(chosen.workers))
+    found = classifier.predict(chosen.data, chosen.out, chosen.device, parse_workers(chosen.workers))
     for line in _summary(found):
-        say(line)
-    say_paths({"predictions": chosen.out})
+        print_line(line)
+    print_paths({"predictions": chosen.out})
     return 0
 
 

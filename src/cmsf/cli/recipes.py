@@ -7,7 +7,7 @@ from typing import Any
 
 from cmsf.cli.parser import Parser
 from cmsf.recipes import BASELINES, OURS, SCALES, VARIANTS, explain, lacks_scale, named
-from cmsf.utils.text import printable
+from cmsf.utils.text import escape_unprintable
 
 
 def add_parser(commands: Any) -> Parser:
@@ -35,7 +35,7 @@ def _recipes(chosen: argparse.Namespace) -> int:
         return 0
     recipe = named(chosen.name)
     for line in (*(f"# {line}".rstrip() for line in explain(chosen.name).splitlines()), *recipe.to_yaml().splitlines()):
-        print(printable(line))
+        print(escape_unprintable(line))
     return 0
 
 

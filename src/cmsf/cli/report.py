@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from cmsf.cli.parser import Parser, add_machine_flags, say_paths, set_threads, workers
+from cmsf.cli.parser import Parser, add_machine_flags, parse_workers, print_paths, set_threads
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import expand_user
 
@@ -39,6 +39,6 @@ def _report(chosen: argparse.Namespace) -> int:
         raise BadInput(f"--out {out} will not do; the page is an .html file")
     if not out.name or out.is_dir() or not out.absolute().parent.is_dir():
         raise BadInput(f"--out {out} will not do; it takes a file in a folder that is there")
-    plots = write_report(runs, out, Machine(chosen.device, workers(chosen.workers), Screen().say))
-    say_paths({"report": out, "plots": plots})
+    plots = write_report(runs, out, Machine(chosen.device, parse_workers(chosen.workers), Screen().print))
+    print_paths({"report": out, "plots": plots})
     return 0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cmsf.cli.parser import SOURCE, Parser, add_machine_flags, say, say_paths, set_threads, workers
+from cmsf.cli.parser import SOURCE_HELP, Parser, add_machine_flags, parse_workers, print_line, print_paths, set_threads
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import expand_user
 
@@ -36,7 +36,7 @@ def add_parser(commands: Any) -> Parser:
         default="suspects.csv",
         help="the list; the picture is beside it (default: suspects.csv)",
     )
-    parser.add_argument("--data", metavar="SOURCE", help=f"other images than the run's: {SOURCE}")
+    parser.add_argument("--data", metavar="SOURCE", help=f"other images than the run's: {SOURCE_HELP}")
     parser.add_argument(
         "--labels", metavar="LIST", help="check the labels of this list instead of those that the run was trained with"
     )
@@ -62,13 +62,13 @@ def _suspects(chosen: argparse.Namespace) -> int:
     set_threads(chosen.threads)
     run = Run(chosen.run)
     with run.images_kept():
-        every = run.suspects(chosen.data, chosen.labels, 0.0, chosen.device, workers(chosen.workers))
+        every = run.suspects(chosen.data, chosen.labels, 0.0, chosen.device, parse_workers(chosen.workers))
         found = [one for one in every if one.score >= least]
         for line in _summary(every, found, least):
-            say(line)
+            print_line(line)
         hits = against_truth(every, least)
         if hits is not None:
-            say(
+            print_line(
                 f"by the truth, {hits.wrong:,} labels are wrong: precision {100 * hits.precision:.1f} % (of the "
                 f"suspects, so many are wrong), recall {100 * hits.recall:.1f} % (of the wrong, so many are suspects)"
             )
@@ -79,9 +79,9 @@ def _suspects(chosen: argparse.Namespace) -> int:
                 draw_suspects(run.relabelled(chosen.data, chosen.labels).train, found, picture)
         except OSError as error:
             raise BadInput(f"cannot write {out}: {error.strerror}; give another --out") from None
-    say_paths({"suspects": out} | ({"open": picture} if found else {}))
+    print_paths({"suspects": out} | ({"open": picture} if found else {}))
     if found:
-        say(f"correct the column label, and make a list of it: {_next(chosen, run)}")
+        print_line(f"correct the column label, and make a list of it: {_next(chosen, run)}")
     return 0
 
 

@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict, fields
 from typing import Any, get_args
 
-from cmsf.cli.parser import SOURCE, Parser, add_machine_flags, say_paths, set_threads, workers
+from cmsf.cli.parser import SOURCE_HELP, Parser, add_machine_flags, parse_workers, print_paths, set_threads
 from cmsf.recipes import METHODS, SCALES, check_name
 from cmsf.recipes.recipe import Recipe, parse, placeholder
 from cmsf.training.options import OnCollapse, OnFullDisk, TrainingOptions
@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> Parser:
     parser.add_argument(
         "--data",
         metavar="SOURCE",
-        help=f"{SOURCE}; without it, the embedded sample",
+        help=f"{SOURCE_HELP}; without it, the embedded sample",
     )
     parser.add_argument(
         "--labels",
@@ -115,7 +115,12 @@ def _train(chosen: argparse.Namespace) -> int:
     from cmsf.utils.distributed import ProcessLost, World
 
     set_threads(chosen.threads or _recorded_threads(chosen.resume))
-    given = {"labels": chosen.labels, "val": chosen.val, "device": chosen.device, "workers": workers(chosen.workers)}
+    given = {
+        "labels": chosen.labels,
+        "val": chosen.val,
+        "device": chosen.device,
+        "workers": parse_workers(chosen.workers),
+    }
     given |= {
         "quiet": chosen.quiet,
         "bank_sharded": chosen.bank_sharded,
@@ -137,7 +142,7 @@ def _train(chosen: argparse.Namespace) -> int:
         return 1
     if not chosen.quiet and World.from_env().is_main:
         paths = {"neighbours": run.folder.neighbours_picture, "weights": run.folder.backbone_file, "run": run.path}
-        say_paths(({"report": run.folder.report_file} if chosen.report else {}) | paths)
+        print_paths(({"report": run.folder.report_file} if chosen.report else {}) | paths)
     return 0
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cmsf.data.decoding import decode, open_image, upright_size
 from cmsf.utils.errors import BadInput
-from cmsf.utils.text import clipped, printable
+from cmsf.utils.text import first_line, shorten
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Unreadable(BadInput):
 
 def unreadable_message(broken: Sequence[Unreadable]) -> str:
     """One line for any number of them."""
-    first = "; ".join(f"{clipped(one.path, 80)}: {one.reason}" for one in broken[:3]) + (
+    first = "; ".join(f"{shorten(one.path, 80)}: {one.reason}" for one in broken[:3]) + (
         " …" if len(broken) > 3 else ""
     )
     count = "1 image" if len(broken) == 1 else f"{len(broken)} images"
@@ -149,4 +149,4 @@ def _reason(error: Exception) -> str:
         return "there is no such file"
     if isinstance(error, UnidentifiedImageError):
         return "not an image, or of an unknown kind"
-    return printable(" ".join((str(error) or type(error).__name__).split())[:160])
+    return first_line(error)

@@ -11,7 +11,7 @@ from statistics import median
 from cmsf.data.images import Images, Unreadable
 from cmsf.utils.errors import BadInput
 from cmsf.utils.progress import track
-from cmsf.utils.text import is_text, printable
+from cmsf.utils.text import escape_unprintable, is_encodable
 
 SPLITS = {"train": "train", "trainval": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 """What people call the parts of their data."""
@@ -52,9 +52,9 @@ class Source:
 
     def __post_init__(self) -> None:
         paths = (path for part in self.parts.values() for path in part.images.paths)
-        odd = next((name for name in (*self.classes, *paths) if not is_text(name)), None)
+        odd = next((name for name in (*self.classes, *paths) if not is_encodable(name)), None)
         if odd is not None:
-            raise BadInput(f"{self.name} has the name {printable(odd)!r}, which is no UTF-8; rename it")
+            raise BadInput(f"{self.name} has the name {escape_unprintable(odd)!r}, which is no UTF-8; rename it")
 
     def in_order(self) -> list[tuple[str, Part]]:
         """What there is of train, val and test, in that order."""

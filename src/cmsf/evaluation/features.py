@@ -20,7 +20,7 @@ from torch.nn.functional import normalize
 from cmsf.data import Split, load_batches
 from cmsf.data.transforms import CentreCrop, normalise
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import atomic_write, own_folder
+from cmsf.utils.files import atomic_write, make_folder
 from cmsf.utils.progress import track
 from cmsf.utils.text import one_line
 
@@ -158,7 +158,7 @@ def _read(file: Path) -> Float[Tensor, "n f"] | None:
 
 
 def _write(file: Path, features: Float[Tensor, "n f"]) -> None:
-    own_folder(file.parent)
+    make_folder(file.parent)
     with atomic_write(file) as temporary:
         save_file({"features": features}, temporary, metadata={"sha256": _digest(features)})
 

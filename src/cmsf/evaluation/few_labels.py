@@ -21,7 +21,7 @@ from cmsf.evaluation.predict import score_all
 from cmsf.evaluation.splits import judged_splits
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import expand_user
-from cmsf.utils.progress import part_of
+from cmsf.utils.progress import progress_prefix
 
 SHARES = (0.01, 0.1)
 
@@ -73,7 +73,7 @@ def evaluate_few_labels(features: FeatureExtractor, data: Dataset, few: Sequence
     for number, some in enumerate(few, 1):
         if len(some.label.unique()) < 2:
             raise BadInput(f"{some.name} has labels of {len(some.label.unique())} class; two are needed to tell apart")
-        with part_of(f"{some.name}, {number} of {len(few)}"):
+        with progress_prefix(f"{some.name}, {number} of {len(few)}"):
             train = data.train.part(some.index)
             known = features(data.train)[some.index.to(features.device)]
             scale = Standardised.by(known)

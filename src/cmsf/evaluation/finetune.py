@@ -21,7 +21,7 @@ from cmsf.models.course import SGDSettings
 from cmsf.models.heads import mlp
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
-from cmsf.utils.progress import part_of, track
+from cmsf.utils.progress import progress_prefix, track
 
 SCALE = (0.2, 1.0)
 CONFIDENT = 0.9
@@ -124,7 +124,7 @@ def fine_tune_in_rounds(
     pseudo = guess = torch.empty(0, dtype=torch.int64)
     epochs = 0
     for number in range(1, rounds + 1):
-        with part_of(f"round {number} of {rounds}"):
+        with progress_prefix(f"round {number} of {rounds}"):
             if number > 1:
                 if not len(unlabelled):
                     return

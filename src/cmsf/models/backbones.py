@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from cmsf.utils.errors import BadInput, did_you_mean
+from cmsf.utils.text import first_line
 
 Stem = Literal["standard", "small"]
 SMALL_RESIDUAL = "small-residual"
@@ -63,8 +64,7 @@ def feature_width(backbone: nn.Module, name: str, size: int) -> int:
 
 
 def _no_fit(name: str, size: int, error: Exception) -> str:
-    reason = (str(error).splitlines() or [type(error).__name__])[0][:100]
-    return f"{name} does not work with images of {size} px ({reason}); use another --size or --backbone"
+    return f"{name} does not work with images of {size} px ({first_line(error, 100)}); use another --size or --backbone"
 
 
 def _use_small_stem(backbone: nn.Module, name: str) -> None:

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from cmsf.data.transforms import IMAGENET_DEVIATION, IMAGENET_MEAN
 from cmsf.models.backbones import SMALL_RESIDUAL, create
 from cmsf.utils.errors import BadInput, did_you_mean
-from cmsf.utils.files import atomic_write, check_plain
+from cmsf.utils.files import atomic_write, check_regular_file
 from cmsf.utils.progress import track
-from cmsf.utils.text import clipped, printable
+from cmsf.utils.text import first_line, shorten
 
 _FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar")
 _NESTED = ("state_dict", "model", "backbone")
@@ -105,7 +105,7 @@ def fill(module: nn.Module, state: Mapping[str, Any], origin: str | Path, remedy
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
     """Tensors by name, of a .safetensors file that somebody else may have written; or BadInput."""
-    check_plain(file)
+    check_regular_file(file)
     try:
         return safetensors.torch.load_file(file)
     except Exception as error:  # what a damaged or hostile file raises is anybody's guess
@@ -123,7 +123,7 @@ def save(module: nn.Module, file: Path) -> None:
 
 
 def _name(name: object) -> str:
-    return clipped(str(name)[:200], 60)
+    return shorten(str(name)[:200], 60)
 
 
 def _some(names: list[str], limit: int) -> str:
@@ -144,8 +144,9 @@ def _of_timm(name: str, backbone: str, size: int) -> dict[str, Tensor]:
             # With its head, for without it timm would leave what is missing in the file as it was drawn.
             return dict(create(name, size, pretrained=True).state_dict())
     except Exception as error:  # of the network, the Hub, its cache, the file
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise BadInput(f"cannot get {name} from the Hugging Face Hub or its cache ({reason}); give a file") from None
+        raise BadInput(
+            f"cannot get {name} from the Hugging Face Hub or its cache ({first_line(error, 200)}); give a file"
+        ) from None
 
 
 def _nearest(name: str) -> str:
@@ -173,7 +174,7 @@ def _of_path(path: Path) -> dict[str, Tensor]:
                 f"--init {path} is no finished run: it has no backbone.safetensors; finish it, or give a file"
             )
         path = path / "backbone.safetensors"
-    check_plain(path)
+    check_regular_file(path)
     try:
         if path.suffix == ".safetensors":
             state: Any = safetensors.torch.load_file(path)
@@ -206,10 +207,9 @@ def _check_archive(path: Path) -> None:
 
 def _why(error: Exception) -> str:
     """Torch advises to load what is refused in an unsafe way; that is left out."""
-    lines = str(error).strip().splitlines()
-    if any("weights_only" in line or "Weights only" in line for line in lines):
+    if "weights_only" in str(error) or "Weights only" in str(error):
         return "it is damaged, or holds more than tensors"
-    return printable((lines or [type(error).__name__])[0][:120])
+    return first_line(error)
 
 
 def _plain(state: Any, path: Path) -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ from cmsf.training.checkpointer import last_learner
 from cmsf.utils.device import pick_device
 from cmsf.utils.errors import BadInput
 from cmsf.utils.rng import permutation
-from cmsf.utils.text import printable
+from cmsf.utils.text import escape_unprintable
 
 _SAMPLED = 5_000
 """Images that the spread of all is judged by."""
@@ -250,7 +250,7 @@ def _epochs(run: Run) -> list[dict[str, Any]]:
 def _plausible(line: dict[str, Any]) -> dict[str, Any]:
     """What of a line can be drawn: somebody else may have written it."""
     counts = line.pop("rank_histogram", None)
-    kept = {printable(name): value for name, value in line.items() if is_plain_number(value)}
+    kept = {escape_unprintable(name): value for name, value in line.items() if is_plain_number(value)}
     if isinstance(counts, list) and all(type(count) is int and 0 <= count < 2**53 for count in counts):
         kept["rank_histogram"] = counts[:HISTOGRAM_TO]
     return kept

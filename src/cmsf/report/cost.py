@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cmsf.runs.cost import Spent
-from cmsf.utils.progress import clock
+from cmsf.utils.text import format_duration
 
 
 def cost(bill: Spent) -> tuple[tuple[str, str], ...]:
@@ -18,5 +18,5 @@ def cost(bill: Spent) -> tuple[tuple[str, str], ...]:
     if bill.clean_views is not None:
         lines.append(("of the offline cache beside them", f"{bill.clean_views.flops:.3g}"))
     if bill.seconds is not None:
-        lines.append(("time of training", clock(bill.seconds)))
+        lines.append(("time of training", format_duration(bill.seconds)))
     return tuple(lines)

@@ -1,6 +1,6 @@
 """The page itself: one file that asks nothing of the network and runs no script but its own.
 
-Texts go through `printable` on their way into it and are escaped by jinja, or by JSON for the page's script, which sets
+Texts go through `escape_unprintable` and are escaped by jinja, or by JSON for the page's script, which sets
 them as text alone.
 """
 
@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from cmsf.report.compare import compared
 from cmsf.report.contents import INK, PAPER, Pool, Report, RunReport
-from cmsf.utils.text import clipped, printable
+from cmsf.utils.text import escape_unprintable, shorten
 
 LONGEST_NAME = 120
 """Longer names lose their middle."""
@@ -138,7 +138,7 @@ def _environment() -> Environment:
 
 def _seen(value: Any) -> Any:
     """Every text that the template shows: marks that turn or hide words become escapes."""
-    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return escape_unprintable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _drawing(svg: str, prefix: str) -> Markup:
@@ -152,7 +152,7 @@ def _drawing(svg: str, prefix: str) -> Markup:
 
 
 def _short(name: str) -> str:
-    return clipped(printable(name), LONGEST_NAME)
+    return shorten(escape_unprintable(name), LONGEST_NAME)
 
 
 def _percent(share: float | None) -> str:

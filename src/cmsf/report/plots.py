@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from cmsf.report.contents import INK, PAPER, Plot, Pool
-from cmsf.utils.files import atomic_write, own_folder
-from cmsf.utils.text import clipped, printable
+from cmsf.utils.files import atomic_write, make_folder
+from cmsf.utils.text import escape_unprintable, shorten
 
 BIN = 5
 """Ranks that are counted together."""
@@ -76,7 +76,7 @@ class Drawing:
 
     def save(self, folder: Path) -> None:
         """A PNG and an SVG."""
-        own_folder(folder)
+        make_folder(folder)
         with atomic_write(folder / f"{self.name}.png") as temporary, styled():
             self.figure.savefig(temporary, format="png", dpi=200, facecolor=PAPER)
         with atomic_write(folder / f"{self.name}.svg") as temporary:
@@ -96,7 +96,7 @@ def curves(
             if not there:  # its colour stays its own, in all plots of the page
                 continue
             marker = "o" if len(there) < 25 else ""
-            label = clipped(printable(name), _HALF if rows else _LONGEST)
+            label = shorten(escape_unprintable(name), _HALF if rows else _LONGEST)
             axes.plot(*zip(*there, strict=True), style, color=colour, label=label, marker=marker, markersize=3.5)
         if share:
             axes.set_ylim(bottom=0)
@@ -132,7 +132,7 @@ def scattered(x: Sequence[float], y: Sequence[float], kind: Sequence[int], names
             mine = [place for place, one in enumerate(kind) if one == number]
             if mine:
                 colour = GREY if number < 0 else colours(number % colours.N)
-                label = clipped(printable(names[number]), _QUARTER) if number >= 0 else "no class"
+                label = shorten(escape_unprintable(names[number]), _QUARTER) if number >= 0 else "no class"
                 points = [x[place] for place in mine], [y[place] for place in mine]
                 axes.scatter(*points, s=6, color=colour, label=label, linewidths=0)
         axes.set_axis_off()

@@ -19,7 +19,8 @@ from cmsf.report.plots import Drawing
 from cmsf.runs.folder import RunFolder
 from cmsf.runs.run import Run
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import own_folder, readable, write_text
+from cmsf.utils.files import make_folder, write_text
+from cmsf.utils.text import format_bytes
 
 LARGEST = 10_000_000
 _PAUSE = 10.0
@@ -38,7 +39,7 @@ def write_report(runs: Sequence[Run], out: Path, machine: Machine) -> Path:
     )
     plots = out.with_name(f"{out.stem}-plots")
     try:
-        own_folder(plots)
+        make_folder(plots)
         for number, one in enumerate(gathered, start=1):
             for drawing in one.drawings:
                 drawing.save(plots if len(runs) == 1 else plots / f"run-{number}")
@@ -93,6 +94,6 @@ def _write(out: Path, gathered: Sequence[Gathered], across: Sequence[Drawing] = 
     size = len(page.encode())
     if size > LARGEST:
         raise BadInput(
-            f"a report of {len(gathered)} runs has {readable(size)}, and {readable(LARGEST)} are the most; give fewer"
+            f"a report of {len(gathered)} runs takes {format_bytes(size)}, above {format_bytes(LARGEST)}; give fewer"
         )
     write_text(out, page)

@@ -23,7 +23,15 @@ from cmsf.method.learner import Learner
 from cmsf.models.weights import fill
 from cmsf.recipes.recipe import Resolved
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import HashedFile, atomic_write, check_plain, own_folder, read_json, sha256_of, write_text
+from cmsf.utils.files import (
+    HashedFile,
+    atomic_write,
+    check_regular_file,
+    file_sha256,
+    make_folder,
+    read_json,
+    write_text,
+)
 
 _KEPT = 3
 _FORMAT = 1
@@ -47,10 +55,10 @@ class Part:
         try:
             if not path.exists():
                 raise Damaged(f"its {self.file} is missing")
-            there = check_plain(path)
+            there = check_regular_file(path)
             if there != self.size:
                 raise Damaged(f"its {self.file} has {there} bytes instead of {self.size}")
-            if sha256_of(path) != self.sha256:
+            if file_sha256(path) != self.sha256:
                 raise Damaged(f"its {self.file} is not what was written (another sha256)")
             return torch.load(path, map_location="cpu", weights_only=True)
         except Damaged:
@@ -109,7 +117,7 @@ def write(
     """
     manifest, needed = folder / f"{_stem(step)}.json", sum(_bytes_of(content) for content in contents.values())
     try:
-        own_folder(folder)
+        make_folder(folder)
         parts = {**older}
         for name, content in contents.items():
             parts[name] = _write_part(folder / f"{_stem(step)}-{name}.pt", content, needed)

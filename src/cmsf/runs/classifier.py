@@ -61,7 +61,7 @@ class Classifier(Run):
         found = []
         source = open_source(data)
         for note in source.notes:
-            Screen().say(note)
+            Screen().print(note)
         for _, part in source.in_order():
             found += predict(network, unseen(part, self.recipe.size, self.recipe.cache), like, self.classes)
         if file is not None:

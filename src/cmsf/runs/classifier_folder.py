@@ -19,7 +19,7 @@ from cmsf.models.weights import fill, read_tensors, save
 from cmsf.runs.folder import RunFolder
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import read_json, write_text
-from cmsf.utils.text import is_text
+from cmsf.utils.text import is_encodable
 
 ALONG = "along"
 """How a classifier was made that was trained along with the features: one linear layer."""
@@ -93,4 +93,4 @@ class ClassifierFolder(RunFolder):
 
 def _is_name(name: Any) -> bool:
     """Text that can be written; JSON can spell halves of letters."""
-    return isinstance(name, str) and is_text(name)
+    return isinstance(name, str) and is_encodable(name)

@@ -31,10 +31,10 @@ from cmsf.utils.errors import BadInput, first_few
 from cmsf.utils.files import (
     atomic_folder,
     atomic_write,
-    check_no_link,
-    check_plain,
-    own_file,
-    own_folder,
+    check_not_symlink,
+    check_regular_file,
+    make_folder,
+    open_regular_file,
     read_json,
     write_text,
 )
@@ -185,7 +185,7 @@ class RunFolder:
         """Splits and paths that were left out; None where all are in, or nothing is known yet."""
         if not self.broken_file.exists():
             return None
-        check_plain(self.broken_file)
+        check_regular_file(self.broken_file)
         columns = read_columns(self.broken_file)
         if not {"split", "path"} <= columns.keys():
             raise BadInput(f"{self.broken_file} is not what cmsf train wrote")
@@ -271,7 +271,7 @@ class RunFolder:
         self.check_own()
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise BadInput(f"nothing can be written to {self.path}; make it writable, or choose another --out")
-        file = own_file(self.path / ".lock")
+        file = open_regular_file(self.path / ".lock")
         try:
             self._lock(file)
             with suppress(OSError):  # no room on the disk; the lock holds without a name
@@ -299,7 +299,7 @@ class RunFolder:
         """Refuse a run with links in it, for what is written or tidied up there would be so elsewhere."""
         for folder, subfolders, files in os.walk(self.path):
             for name in (*subfolders, *files):
-                check_no_link(Path(folder, name))
+                check_not_symlink(Path(folder, name))
 
     def _lock(self, file: int) -> None:
         """Where the one that has it was killed, its children may have it for a moment longer."""
@@ -336,7 +336,7 @@ class RunFolder:
         write_text(self.divergence_file, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
     def save_result(self, path: Path, result: dict[str, Any]) -> None:
-        own_folder(path.parent)
+        make_folder(path.parent)
         write_text(path, json.dumps(result, indent=2) + "\n")
 
 

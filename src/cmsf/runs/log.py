@@ -20,7 +20,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import scalar
 
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import FullDisk, check_plain, own_file, own_folder, room_for
+from cmsf.utils.files import FullDisk, check_regular_file, detect_full_disk, make_folder, open_regular_file
 
 
 class AppendedFile:
@@ -29,7 +29,7 @@ class AppendedFile:
     def __init__(self, path: Path, length: int | None = None) -> None:
         """length: how much of a file that is there already stays; None: all of it. missing: what it has not of that."""
         self.path = path
-        self._descriptor = own_file(path)
+        self._descriptor = open_regular_file(path)
         there = os.fstat(self._descriptor).st_size
         self.missing = 0 if length is None else max(0, length - there)
         self._length = there if length is None else min(length, there)
@@ -52,7 +52,7 @@ class AppendedFile:
 
     def catch_up(self) -> None:
         """Write what is kept, or FullDisk."""
-        with room_for(self.path, len(self._unwritten)):
+        with detect_full_disk(self.path, len(self._unwritten)):
             try:
                 done = 0
                 while done < len(self._unwritten):
@@ -66,7 +66,7 @@ class AppendedFile:
     def synced_length(self) -> int:
         """How long the file is, once all of it is on the disk."""
         self.catch_up()
-        with room_for(self.path):
+        with detect_full_disk(self.path):
             os.fsync(self._descriptor)
         return self._length
 
@@ -86,7 +86,7 @@ class Events:
     """A file of scalars; TensorBoard is told to forget what older files have from `first_step` on."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        own_folder(folder)
+        make_folder(folder)
         self._latest = time.time()
         name = f"events.out.tfevents.{int(self._latest):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
         self._file = AppendedFile(folder / name)
@@ -201,7 +201,7 @@ class SilentLog:
 
 def epoch_lines(path: Path) -> Iterator[dict[str, Any]]:
     """What a log says of each epoch. A last line that has no end is still being written, and left out."""
-    check_plain(path)
+    check_regular_file(path)
     with path.open("rb") as file:
         while line := file.readline(_LONGEST_LINE):
             if not line.endswith(b"\n"):

@@ -40,7 +40,7 @@ from cmsf.runs.environment import describe_machine
 from cmsf.runs.folder import RunFolder
 from cmsf.utils.device import pick_device
 from cmsf.utils.errors import BadInput, did_you_mean
-from cmsf.utils.files import expand_user, sha256_of
+from cmsf.utils.files import expand_user, file_sha256
 from cmsf.utils.screen import Screen
 
 _PLAIN: dict[str, Callable[[FeatureExtractor, Dataset], Result]] = {
@@ -129,7 +129,7 @@ class Run:
         check_metric(metric)
         where = pick_device(device)
         result = self._judge(metric, self.backbone(where), data, where, worker_count(workers), options)
-        self._save(metric, result, data, where, {"weights_sha256": sha256_of(self.folder.backbone_file)}, options)
+        self._save(metric, result, data, where, {"weights_sha256": file_sha256(self.folder.backbone_file)}, options)
         return result.accuracy
 
     def references(
@@ -224,7 +224,7 @@ class Run:
         storage: str | None = None,
         ray: bool = False,
     ) -> Result:
-        say = Screen().say
+        say = Screen().print
         sets = paper_suite(say) if suite is None else read_suite(expand_user(suite))
         folder, seed = self.folder.results / "transfer", self.recipe.seed
         search = searching(folder, trials=trials, processes=max(1, workers), seed=seed, storage=storage, ray=ray)

@@ -38,7 +38,7 @@ from cmsf.runs.run import CLASSIFIER, Run
 from cmsf.training.resolve import check_every_class_labelled
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import sha256_of
+from cmsf.utils.files import file_sha256
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ def write(
                 "data": request.data,
                 "val": request.val,
                 "recipe": recipe.name,
-                "weights_sha256": sha256_of(draft.backbone_file),
-                "head_sha256": sha256_of(draft.head_file),
+                "weights_sha256": file_sha256(draft.backbone_file),
+                "head_sha256": file_sha256(draft.head_file),
                 "written": datetime.now(UTC).isoformat(timespec="seconds"),
                 **describe_machine(device),
             }

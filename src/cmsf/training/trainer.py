@@ -69,15 +69,15 @@ class Trainer:
         self.watch = CollapseWatch(0.0 if learner.objective.learns_from_labels else RANK_FLOOR)
         self.seen_last = torch.empty(0, dtype=torch.int64)  # the images of the last batch
         self.saver = Saver(folder.checkpoints, recipe, learner)
-        if self.world.fail_together(lambda: self.saver.go_back(self._take_up, screen.say)):
-            screen.say(f"going on from step {self.step} of {self.schedule.total}")
+        if self.world.fail_together(lambda: self.saver.go_back(self._take_up, screen.print)):
+            screen.print(f"going on from step {self.step} of {self.schedule.total}")
         elif folder.metrics_file.exists() and folder.metrics_file.stat().st_size:
-            screen.say("there is no checkpoint, so it begins again at step 0")
+            screen.print("there is no checkpoint, so it begins again at step 0")
         self.world.check_same(self.step, "a checkpoint of step")
         self.log: MetricsLog | SilentLog = SilentLog()
         if self.world.is_main:
-            self.log = MetricsLog(folder.metrics_file, folder.tensorboard, self.metrics_length, self.step, screen.say)
-        self.keeper = Keeper(self.saver, self.log, self.world, precautions, screen.say, self.step)
+            self.log = MetricsLog(folder.metrics_file, folder.tensorboard, self.metrics_length, self.step, screen.print)
+        self.keeper = Keeper(self.saver, self.log, self.world, precautions, screen.print, self.step)
         self.since_log = self.since_epoch = Pace(self.step)
 
     def _take_up(self, progress: dict[str, Any]) -> None:
@@ -153,7 +153,7 @@ class Trainer:
         if position == 0 and self.totals.losses:  # it was stopped by what it met at the end of an epoch
             self._end_epoch(done)
         for batch, support in self.reading.batches(
-            self.step, self.learner.crops, self.device, self.workers, self.screen.say
+            self.step, self.learner.crops, self.device, self.workers, self.screen.print
         ):
             self._learn(batch, support)
             done, position = divmod(self.step, self.steps_per_epoch)
@@ -240,7 +240,7 @@ class Trainer:
             )
         if message is not None:
             self.watch.said = True
-            self.screen.say(
+            self.screen.print(
                 f"WARNING: {message}: what is learned from here on is worth little (--on-collapse stop stops)"
             )
 

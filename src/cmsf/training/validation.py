@@ -12,7 +12,7 @@ from cmsf.evaluation.splits import HeldOut
 from cmsf.models.encoders import Encoders
 from cmsf.recipes.recipe import Resolved
 from cmsf.runs.classifier_folder import ALONG, ClassifierFolder
-from cmsf.utils.progress import part_of
+from cmsf.utils.progress import progress_prefix
 
 
 class Validator:
@@ -27,7 +27,7 @@ class Validator:
         return can_judge(self.data) and (epochs == self.recipe.epochs or bool(every and epochs % every == 0))
 
     def __call__(self) -> dict[str, float]:
-        with part_of("judging"):
+        with progress_prefix("judging"):
             figures = evaluate_knn(self.features, self.data).accuracy | self._classifier()
         groups = {"classifier_groups": len(self.data.label_names)} if self.data.groups else {}
         return figures | (groups if "classifier" in figures else {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from cmsf.utils.errors import BadInput
+from cmsf.utils.text import first_line
 
 
 def pick_device(name: str, local_rank: int = 0) -> torch.device:
@@ -24,5 +25,5 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise BadInput(f"--device {name} is not to be had: {str(error).splitlines()[0]}; use auto or cpu") from None
+        raise BadInput(f"--device {name} is not available: {first_line(error)}; use auto or cpu") from None
     return device

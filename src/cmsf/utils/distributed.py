@@ -23,6 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from cmsf.utils.errors import BadInput, FailedElsewhere, Interrupted
 from cmsf.utils.files import FullDisk
+from cmsf.utils.text import first_line
 
 T = TypeVar("T")
 
@@ -329,8 +330,9 @@ def _met() -> Iterator[None]:
         yield
     except (dist.DistError, RuntimeError, ValueError) as error:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:100]
-        raise BadInput(f"the processes did not meet at {place} ({reason}); start them by torchrun") from None
+        raise BadInput(
+            f"the processes did not meet at {place} ({first_line(error, 100)}); start them by torchrun"
+        ) from None
 
 
 def _of_the_living(store: Store, world: World) -> Store:

@@ -16,8 +16,9 @@ from typing import Any
 
 from cmsf.utils.errors import BadInput
 from cmsf.utils.progress import track
+from cmsf.utils.text import format_bytes
 
-MOST_OF_TEXT = 16 << 20
+MAX_TEXT_BYTES = 16 << 20
 """Bytes of a settings file, and more than any that somebody has written."""
 _PART = 16 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -34,29 +35,21 @@ def _is_full(error: OSError) -> bool:
 
 def _full_disk(error: OSError, path: Path, needed: int | None = None) -> FullDisk:
     """What is full, in one line; needed: how many bytes were to be written."""
-    wanted = "" if needed is None else f"{readable(needed)} needed, "
+    wanted = "" if needed is None else f"{format_bytes(needed)} needed, "
     limit = "raise ulimit -f" if error.errno == errno.EFBIG else "make room"
     return FullDisk(f"cannot write {path}: {os.strerror(error.errno or 0)} ({wanted}{_free(path)} free); {limit}")
-
-
-def readable(size: int) -> str:
-    """Bytes as a person says them."""
-    amount, units = float(size), ["B", "kB", "MB", "GB", "TB"]
-    while amount >= 1000 and len(units) > 1:
-        amount, units = amount / 1000, units[1:]
-    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
 
 
 def _free(path: Path) -> str:
     try:
         above = next(place for place in (path, *path.absolute().parents) if place.exists())
-        return readable(shutil.disk_usage(above).free)
+        return format_bytes(shutil.disk_usage(above).free)
     except (OSError, StopIteration):
         return "an unknown amount"
 
 
 @contextmanager
-def room_for(path: Path, needed: int | None = None) -> Iterator[None]:
+def detect_full_disk(path: Path, needed: int | None = None) -> Iterator[None]:
     """What is written in here may find the disk full, and then it is FullDisk."""
     try:
         yield
@@ -67,6 +60,16 @@ def room_for(path: Path, needed: int | None = None) -> Iterator[None]:
 
 
 @contextmanager
+def report_write_errors(path: Path, remedy: str = "") -> Iterator[None]:
+    """Turns an OSError in its block into a BadInput: cannot write `path`, the reason, the remedy."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise BadInput(f"cannot write {path}: {reason}" + (f"; {remedy}" if remedy else "")) from None
+
+
+@contextmanager
 def atomic_write(path: Path, needed: int | None = None) -> Iterator[Path]:
     """A temporary file beside `path` to write to; it takes its place, synced to the disk, once that went well.
 
@@ -74,7 +77,7 @@ def atomic_write(path: Path, needed: int | None = None) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")  # two processes may write the same
     try:
-        with room_for(path, needed):
+        with detect_full_disk(path, needed):
             temporary.unlink(missing_ok=True)  # a link that lies in wait would lead elsewhere
             yield temporary
             _sync(temporary)
@@ -116,23 +119,23 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def check_no_link(path: Path) -> None:
+def check_not_symlink(path: Path) -> None:
     """Refuse to write through a link that whoever made the folder has laid: it may lead anywhere."""
     if path.is_symlink():
         raise BadInput(f"{path} is a link, and nothing is written through one; put what it leads to in its place")
 
 
-def own_folder(path: Path) -> None:
+def make_folder(path: Path) -> None:
     """Make a folder that may be there already, but not elsewhere."""
-    check_no_link(path)
-    with room_for(path):
+    check_not_symlink(path)
+    with detect_full_disk(path):
         path.mkdir(exist_ok=True)
 
 
-def own_file(path: Path) -> int:
+def open_regular_file(path: Path) -> int:
     """The descriptor of a plain file to read and write, made where there is none; never of one elsewhere."""
-    check_no_link(path)
-    with room_for(path):
+    check_not_symlink(path)
+    with detect_full_disk(path):
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         except OSError as error:
@@ -150,7 +153,7 @@ def expand_user(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
-def check_plain(path: Path) -> int:
+def check_regular_file(path: Path) -> int:
     """The size of a file that is there and plain: a pipe would be waited for, and a device has no end."""
     try:
         state = path.stat()
@@ -161,9 +164,9 @@ def check_plain(path: Path) -> int:
     return state.st_size
 
 
-def read_text(path: Path, most: int = MOST_OF_TEXT) -> str:
+def read_text(path: Path, most: int = MAX_TEXT_BYTES) -> str:
     """A file that somebody else may have written: a plain one, of a bearable size, in UTF-8; or BadInput."""
-    size = check_plain(path)
+    size = check_regular_file(path)
     if size > most:
         raise BadInput(f"cannot read {path}: it has {size:,} bytes, and {most:,} are the most")
     try:
@@ -184,7 +187,7 @@ def read_json(path: Path) -> Any:
         raise BadInput(f"cannot read {path}: {error}") from None
 
 
-def sha256_of(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     found = hashlib.sha256()
     with path.open("rb") as file:
         parts = -(-os.fstat(file.fileno()).st_size // _PART)

@@ -17,28 +17,28 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from cmsf.utils.text import one_line
+from cmsf.utils.text import format_duration, one_line
 
-REFRESHES = 2.0
+REFRESH_PER_SECOND = 2.0
 """A second: often enough for a clock, and so seldom that drawing costs nothing that could be measured."""
-FREE = 2
+RIGHT_MARGIN = 2
 """Columns at the right: a terminal writes ^C there, and would tear what is drawn if that took another line."""
 
 _drawn_on: ContextVar[Console | None] = ContextVar("_drawn_on", default=None)
 
 
-def can_draw(console: Console) -> bool:
+def is_terminal(console: Console) -> bool:
     """Whether somebody may be looking; FORCE_COLOR and the like make no terminal of a file."""
     return console.is_interactive and console.file.isatty()
 
 
 @contextmanager
-def drawn(console: Console, picture: RenderableType, transient: bool) -> Iterator[None]:
+def live_display(console: Console, picture: RenderableType, transient: bool) -> Iterator[None]:
     """While it is entered, the picture is the last thing on the terminal, and what is printed comes above it."""
     live = Live(
         picture,
         console=console,
-        refresh_per_second=REFRESHES,
+        refresh_per_second=REFRESH_PER_SECOND,
         transient=transient,
         redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),  # what goes into a file still does
     )
@@ -53,7 +53,7 @@ def drawn(console: Console, picture: RenderableType, transient: bool) -> Iterato
         _drawn_on.set(before)
 
 
-def above(console: Console) -> Console:
+def console_above(console: Console) -> Console:
     """Where to print what was meant for this one: above what is being drawn, where something is."""
     return _drawn_on.get() or console
 
@@ -94,13 +94,6 @@ class TimeLeft:
         return max(0.0, pace * (self.total - done) - (self.now() - when))
 
 
-def clock(seconds: float) -> str:
-    """As 0:07 or 26:03:07."""
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
-
-
 def _own_streams() -> None:
     """A forked process writes to the terminal itself: what is drawn, and the lock on it, are its parent's."""
     for name in ("stdout", "stderr"):
@@ -138,7 +131,7 @@ def _nobody(doing: str) -> None:
 
 
 @contextmanager
-def terminal_taken(tell: Tell = _nobody) -> Iterator[None]:
+def redirect_progress(tell: Tell = _nobody) -> Iterator[None]:
     """While something else draws on the terminal, no bars are shown: two would write over one another.
 
     tell: hears what they would have said instead, and nothing when they would go.
@@ -151,13 +144,13 @@ def terminal_taken(tell: Tell = _nobody) -> Iterator[None]:
         _told.set(before)  # and not by a token: a generator may be closed in another context
 
 
-def bars_wanted() -> bool:
+def bars_enabled() -> bool:
     """Whether there is a terminal, and nobody draws on it."""
-    return _told.get() is None and can_draw(Console(stderr=True))
+    return _told.get() is None and is_terminal(Console(stderr=True))
 
 
 @contextmanager
-def part_of(what: str) -> Iterator[None]:
+def progress_prefix(what: str) -> Iterator[None]:
     """What is done in here is a part of something, which its bars then say."""
     before = _part_of.get()
     _part_of.set(f"{before}{what}: ")
@@ -186,11 +179,11 @@ def progress_bar(description: str, total: int | None) -> Iterator[Update]:
             tell("")
         return
     console = Console(stderr=True)
-    if not can_draw(console):
+    if not is_terminal(console):
         yield lambda done, note="", found=False: None
         return
     line = _Line(said, total)
-    with terminal_taken(line.tell), drawn(console, line, transient=True):
+    with redirect_progress(line.tell), live_display(console, line, transient=True):
         yield line.at
 
 
@@ -219,9 +212,11 @@ class _Line:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         done, total, left = self.time.done, self.time.total, self.time.left
         count = f"{done:,}" if total is None else f"{done:,} of {total:,}"
-        how_far = Text(f"{count}  {clock(self.time.gone) if left is None else f'{clock(left)} left'}")
+        how_far = Text(
+            f"{count}  {format_duration(self.time.gone) if left is None else f'{format_duration(left)} left'}"
+        )
         said, note = Text(self.said), Text(self.doing or self.note)
-        width = max(1, options.max_width - FREE)
+        width = max(1, options.max_width - RIGHT_MARGIN)
         # How far it is comes first, then what it is, then a bar, then the note; each has the room that is left.
         said.truncate(max(1, width - how_far.cell_len - 1), overflow="ellipsis")
         room = width - how_far.cell_len - said.cell_len - 1

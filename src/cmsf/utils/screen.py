@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cmsf.utils.progress import FREE, TimeLeft, above, can_draw, clock, drawn, terminal_taken
-from cmsf.utils.text import one_line
+from cmsf.utils.progress import RIGHT_MARGIN, TimeLeft, console_above, is_terminal, live_display, redirect_progress
+from cmsf.utils.text import format_duration, one_line
 
 JUDGED = ("1-nn", "20-nn", "classifier")
 """What an epoch's line may say of the network, in per cent."""
@@ -76,7 +76,7 @@ class TrainingPanel:
         done, total = self.time.done, self.time.total or 1
         for name, value in self._rows(done, total, options.ascii_only):
             rows.add_row(name, value)
-        width = max(1, min(options.max_width - FREE, _WIDEST))
+        width = max(1, min(options.max_width - RIGHT_MARGIN, _WIDEST))
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
             ProgressBar(total, done, max(1, width - 4 - len(" 100 %"))), f"{done / total:4.0%}".replace("%", " %")
@@ -89,7 +89,10 @@ class TrainingPanel:
         epoch = max(0, step - 1) * self.epochs // total + 1  # an epoch's last step is its own, while it is judged
         rows = [
             ("step", Text(f"{step:,} of {total:,}, epoch {epoch} of {self.epochs}")),
-            ("time", Text(clock(self.time.gone) + (f", {clock(left)} left" if left is not None else ""))),
+            (
+                "time",
+                Text(format_duration(self.time.gone) + (f", {format_duration(left)} left" if left is not None else "")),
+            ),
         ]
         rows += [(name, Text(", ".join(words))) for name, words in _measures(self._line) if words]
         if "pseudo_share" in self._epoch:
@@ -157,26 +160,26 @@ class Screen:
         self.quiet = quiet
         self._panel: TrainingPanel | None = None
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         if not self.quiet:
-            above(self.console).print(one_line(text), markup=False, emoji=False, soft_wrap=True)
+            console_above(self.console).print(one_line(text), markup=False, emoji=False, soft_wrap=True)
 
     def bars(self) -> AbstractContextManager[None]:
         """What is done in here has bars, unless the screen is quiet."""
-        return terminal_taken() if self.quiet else nullcontext()
+        return redirect_progress() if self.quiet else nullcontext()
 
     @contextmanager
     def progress(
         self, name: str, epochs: int, total: int, done: int, before: Callable[[], Iterable[Mapping[str, Any]]]
     ) -> Iterator[None]:
         """While it is entered, a panel on a terminal; before: the lines of epochs that are over."""
-        if self.quiet or not can_draw(self.console):
+        if self.quiet or not is_terminal(self.console):
             yield
             return
         panel = self._panel = TrainingPanel(name, epochs, total, done)
         panel.remember(before())
         try:
-            with terminal_taken(panel.tell), drawn(self.console, panel, transient=False):
+            with redirect_progress(panel.tell), live_display(self.console, panel, transient=False):
                 try:
                     yield
                 finally:
@@ -209,4 +212,4 @@ class Screen:
         words += [f"{name} {line[name]:.2f} %" for name in JUDGED if name in line]
         if "classifier_groups" in line:
             words[-1] += f" of {line['classifier_groups']} groups"
-        self.say("   ".join(words))
+        self.print("   ".join(words))

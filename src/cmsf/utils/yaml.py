@@ -9,7 +9,7 @@ import yaml
 
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import read_text
-from cmsf.utils.text import is_text
+from cmsf.utils.text import first_line, is_encodable
 
 _MOST = 1 << 20
 _DEEPEST = 20
@@ -32,7 +32,7 @@ class _Plain(yaml.SafeLoader):
 
     def construct_scalar(self, node: Any) -> Any:
         value = super().construct_scalar(node)
-        if isinstance(value, str) and not is_text(value):
+        if isinstance(value, str) and not is_encodable(value):
             raise yaml.MarkedYAMLError(problem="half a letter", problem_mark=node.start_mark)
         return value
 
@@ -56,7 +56,7 @@ def parse_yaml(text: str, origin: str) -> tuple[Any, Any]:
         raise BadInput(f"{origin} is no YAML: {str(error.problem)[:120]}{line}") from None
     # A date that is none, a number without digits, a truth that is neither: each fails in its own way.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
-        raise BadInput(f"{origin} is no YAML: {' '.join(str(error).split())[:120] or type(error).__name__}") from None
+        raise BadInput(f"{origin} is no YAML: {first_line(error)}") from None
     finally:
         if loader is not None:
             loader.dispose()

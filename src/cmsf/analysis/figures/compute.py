@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from cmsf.analysis.figures.thumbnails import PLAIN, fonts
 from cmsf.analysis.published import SELF_SUPERVISED, SEMI_SUPERVISED, SelfSupervised
-from cmsf.utils.text import clipped, printable
+from cmsf.utils.text import escape_unprintable, shorten
 
 _OURS, _OTHERS = "#cf222e", "#0a5dc2"
 _LETTERS, _LINE, _LETTER_WIDTH = 8, 10.5, 4.7
@@ -160,7 +160,7 @@ def _scatter(axes: Axes, points: Sequence[Point], size: Size, from_zero: bool = 
 def _write_names(axes: Axes, points: Sequence[Point], size: Size) -> None:
     """Beside each point, as near as it gets without covering a name or a point; with a line where that is not near."""
     longest = int((72 * size[0] / 2 - 9) / _LETTER_WIDTH)  # half a panel, so that it fits on a side of any point
-    names = [clipped(printable(point.name), longest) for point in points]
+    names = [shorten(escape_unprintable(point.name), longest) for point in points]
     places = _places(axes, points, size)
     taken = [(x - p.radius, x + p.radius, y - p.radius, y + p.radius) for p, (x, y) in zip(points, places, strict=True)]
     for point, name, (x, y) in zip(points, names, places, strict=True):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cmsf.data.transforms import cut
 from cmsf.utils.files import atomic_write
-from cmsf.utils.text import printable
+from cmsf.utils.text import escape_unprintable
 
 THUMBNAIL = 96
 _FONTS = (
@@ -84,7 +84,7 @@ def fonts() -> list[str]:
 
 def shortened(name: str) -> str:
     """A name for a picture: in one line, and visible."""
-    name = printable(name[: _LONGEST_NAME + 1])
+    name = escape_unprintable(name[: _LONGEST_NAME + 1])
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 

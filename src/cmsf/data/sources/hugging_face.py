@@ -24,7 +24,8 @@ from cmsf.data.images import Images
 from cmsf.data.source import SPLITS, Part, Source, distinct, ordered
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import expand_user
-from cmsf.utils.progress import bars_wanted
+from cmsf.utils.progress import bars_enabled
+from cmsf.utils.text import first_line
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "class", "fine_label")
@@ -38,8 +39,7 @@ def open_hugging_face(rest: str) -> Source:
         loaded = _load(library, name, config)
     # Hub, network, builders and file formats fail in their own ways, and each says what is the matter.
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise BadInput(f"cannot open hf:{rest}: {reason}") from None
+        raise BadInput(f"cannot open hf:{rest}: {first_line(error, 200)}") from None
     by_split = dict(loaded) if isinstance(loaded, Mapping) else {"train": loaded}
     chosen, notes = _parts(rest, {split: content for split, content in by_split.items() if len(content)})
     parts: dict[str, Part] = {}
@@ -100,7 +100,7 @@ def _datasets() -> ModuleType:
     except ImportError:
         raise BadInput("hf: needs the extra: pip install 'cmsf[hf]'") from None
     library.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it would tell the Hub of every opening, of local files too
-    if not bars_wanted():
+    if not bars_enabled():
         library.disable_progress_bars()
     return library
 

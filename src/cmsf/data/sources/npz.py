@@ -17,10 +17,10 @@ from cmsf.data.images import Arrays
 from cmsf.data.source import Part, Source, distinct
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import check_plain
+from cmsf.utils.files import check_regular_file
 from cmsf.utils.memory import available_memory
 from cmsf.utils.progress import track
-from cmsf.utils.text import printable, short_repr
+from cmsf.utils.text import first_line, short_repr
 
 _UNREADABLE = (
     OSError,
@@ -65,7 +65,7 @@ def as_images(images: NDArray[np.uint8], called: str) -> Arrays:
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays that a source is made of, once it is known that they fit into memory."""
-    check_plain(path)
+    check_regular_file(path)
     try:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, NpzFile):
@@ -82,8 +82,7 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
     except BadInput:
         raise
     except _UNREADABLE as error:
-        reason = printable((str(error).splitlines() or [type(error).__name__])[0][:120])
-        raise BadInput(f"cannot read {path}: {reason}; cmsf takes .npz files of plain arrays") from None
+        raise BadInput(f"cannot read {path}: {first_line(error)}; cmsf takes .npz files of plain arrays") from None
 
 
 def _size(archive: NpzFile, name: str) -> int:

@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 from cmsf.data.images import Files
 from cmsf.data.source import SPLITS, Part, Source, ordered
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import atomic_write, check_plain
+from cmsf.utils.files import atomic_write, check_regular_file
 from cmsf.utils.memory import available_memory
-from cmsf.utils.text import short_repr
+from cmsf.utils.text import first_line, short_repr
 
 _DIGITS = 19
 """A number with so many is above any count."""
@@ -226,7 +226,7 @@ def _whole(file: Path) -> bytes:
 
 
 def _parquet(file: Path) -> dict[str, list[Any]]:
-    check_plain(file)
+    check_regular_file(file)
     try:
         with pq.ParquetFile(file) as opened:
             schema = opened.schema_arrow
@@ -244,8 +244,7 @@ def _parquet(file: Path) -> dict[str, list[Any]]:
         raise
     # Numbers that are no dates, bytes that are no letters, and whatever a damaged file makes of itself.
     except (pa.ArrowException, ValueError, ArithmeticError, MemoryError, KeyError, TypeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
-        raise BadInput(f"cannot read {file}: {reason}") from None
+        raise BadInput(f"cannot read {file}: {first_line(error)}") from None
 
 
 def _is_text(kind: pa.DataType) -> bool:

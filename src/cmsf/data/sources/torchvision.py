@@ -28,7 +28,8 @@ from cmsf.data.source import Part, Source, distinct, ordered
 from cmsf.data.sources.npz import as_images
 from cmsf.utils.errors import BadInput, did_you_mean
 from cmsf.utils.files import expand_user
-from cmsf.utils.progress import bars_wanted, progress_bar, track
+from cmsf.utils.progress import bars_enabled, progress_bar, track
+from cmsf.utils.text import first_line
 
 _SPLITS = {
     "train": ("train+unlabeled", "train", "trainval", "train-standard", "2021_train"),
@@ -192,7 +193,7 @@ def _content(chosen: _Set) -> Any:
         except Exception as error:
             if isinstance(error, ValueError) and chosen.chosen is not None and f"'{chosen.chosen[1]}'" in str(error):
                 raise _NoSuchSplit from None
-            reason = " ".join((str(error) or type(error).__name__).split())[:160]
+            reason = first_line(error)
     failed = "cannot be downloaded" if can_download else "torchvision does not download it"
     raise BadInput(
         f"torchvision:{chosen.name} is not at {chosen.root} and {failed} ({reason}); "
@@ -203,7 +204,7 @@ def _content(chosen: _Set) -> Any:
 @contextmanager
 def _own_bars() -> Iterator[None]:
     """torchvision draws bars of what it downloads, wanted or not."""
-    with nullcontext() if bars_wanted() else redirect_stderr(io.StringIO()):
+    with nullcontext() if bars_enabled() else redirect_stderr(io.StringIO()):
         yield
 
 

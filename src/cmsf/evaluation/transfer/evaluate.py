@@ -20,7 +20,7 @@ from cmsf.evaluation.transfer.search import Problem, Search, Watch
 from cmsf.evaluation.transfer.suite import MEAN, Division, TransferSet, class_names, divide, listed_parts, places
 from cmsf.evaluation.transfer.trial import fit
 from cmsf.utils.errors import BadInput
-from cmsf.utils.progress import Update, part_of, progress_bar
+from cmsf.utils.progress import Update, progress_bar, progress_prefix
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def evaluate_transfer(
         for number, one in enumerate(prepared):
             name = f"{one.wanted.name}, {number + 1} of {len(prepared)}"
             at(number * trials, name, found=True)
-            with part_of(name):
+            with progress_prefix(name):
                 watch = _watching(at, name, number * trials, trials)
                 judged[one.wanted.name], described[one.wanted.name] = _transfer(features, one, search, watch)
     for name, about in described.items():

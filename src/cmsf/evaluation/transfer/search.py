@@ -26,7 +26,7 @@ from optuna.trial import TrialState
 from cmsf.evaluation.transfer.study import begin, connect, counts, fail_left_over, finished, opened, quietly, work
 from cmsf.evaluation.transfer.trial import Problem, Settings
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import check_no_link
+from cmsf.utils.files import check_not_symlink
 
 _LOOK_AGAIN = 0.5
 _PATIENCE = 10.0
@@ -213,7 +213,7 @@ def searching(folder: Path, *, trials: int, processes: int, seed: int, storage: 
     if ray and storage is not None:
         raise BadInput("--storage is Optuna's, and Ray keeps its own; leave out one of --storage and --ray")
     for place in (folder.parent, folder):  # results/transfer of a run that somebody else may have made
-        check_no_link(place)
+        check_not_symlink(place)
     if ray:
         from cmsf.evaluation.transfer.ray import search_with_ray
 

@@ -28,7 +28,8 @@ from sqlalchemy.exc import ArgumentError
 
 from cmsf.evaluation.transfer.trial import Problem, draw, run, rungs
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import check_no_link
+from cmsf.utils.files import check_not_symlink
+from cmsf.utils.text import first_line
 
 
 @contextmanager
@@ -89,12 +90,12 @@ def _database(url: str) -> RDBStorage:
         raise BadInput("--storage takes a database's URL, such as sqlite:///search.db") from error
     except Exception as error:  # a missing driver, a host that does not answer, a schema of another version
         known = make_url(url).render_as_string(hide_password=True)
-        raise BadInput(f"{known}: no storage for a search ({str(error).splitlines()[0]})") from error
+        raise BadInput(f"{known}: no storage for a search ({first_line(error)})") from error
 
 
 @contextmanager
 def _own(path: Path) -> Iterator[IO[bytes]]:
-    check_no_link(path)
+    check_not_symlink(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+b")

@@ -22,7 +22,7 @@ from cmsf.data.source import SPLITS
 from cmsf.data.sources.shards.index import File, Index, scanned
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import atomic_write, expand_user, write_text
-from cmsf.utils.text import printable
+from cmsf.utils.text import first_line
 
 _INDEX_FORMAT = 1
 
@@ -81,7 +81,7 @@ class Store:
             with _alone(place / "index.lock"):
                 return self._kept(place / "index.json") or self._scan(shard, place / "index.json")
         except OSError as error:
-            raise BadInput(f"cannot read shard {shard.url}: {one_line(error)}") from None
+            raise BadInput(f"cannot read shard {shard.url}: {first_line(error, 200)}") from None
 
     def open(self, shard: Shard) -> File:
         if shard.file is not None:
@@ -127,7 +127,7 @@ class Store:
                 with atomic_write(copy) as temporary, temporary.open("wb") as target, _gopen(url) as source:
                     shutil.copyfileobj(source, target, 1 << 20)
             except OSError as error:
-                raise BadInput(f"cannot read shard {url}: {one_line(error)}") from None
+                raise BadInput(f"cannot read shard {url}: {first_line(error, 200)}") from None
         self._make_room(copy)
 
     def _make_room(self, newest: Path) -> None:
@@ -149,7 +149,7 @@ def expanded(rest: str) -> list[Shard]:
     except ImportError:
         raise BadInput("wds: needs the extra: pip install 'cmsf[wds]'") from None
     except (AssertionError, ValueError) as error:
-        raise BadInput(f"cannot make sense of wds:{rest}: {one_line(error)}") from None
+        raise BadInput(f"cannot make sense of wds:{rest}: {first_line(error, 200)}") from None
     return [Shard(url, _local(url)) for url in urls if url]
 
 
@@ -179,7 +179,3 @@ def _alone(lock: Path) -> Iterator[None]:
 
 def digest(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:20]
-
-
-def one_line(error: Exception) -> str:
-    return printable(" ".join((str(error) or type(error).__name__).split())[:200])
