@@ -131,7 +131,7 @@ class Meeting(World):
     heard: list[int] = field(default_factory=list)
     largest_of_all: list[int] = field(default_factory=list)
 
-    def largest(self, *numbers: int) -> tuple[int, ...]:
+    def all_reduce_max(self, *numbers: int) -> tuple[int, ...]:
         self.heard.extend(numbers)
         return tuple(self.largest_of_all) or numbers
 
