@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cmsf.cli.parser import SOURCE_HELP, Parser, print_line, print_paths
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import expand_user
+from cmsf.utils.files import expand_user, report_write_errors
 from cmsf.utils.text import shorten
 
 if TYPE_CHECKING:
@@ -56,10 +56,8 @@ def _data(chosen: argparse.Namespace) -> int:
     if not found.images:
         print("cmsf: none of the images can be read", file=sys.stderr)
         return 2
-    try:
+    with report_write_errors(out, "give another --out"):
         draw_contact_sheet(source, out)
-    except OSError as error:
-        raise BadInput(f"cannot write {out}: {error.strerror}; give another --out") from None
     print_paths({"contact sheet": out})
     return 0
 

@@ -14,7 +14,7 @@ from cmsf.cli.parser import Parser, parse_int, print_line, print_paths
 from cmsf.recipes import check_name, named
 from cmsf.recipes.recipe import AUTO, Recipe
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import expand_user
+from cmsf.utils.files import expand_user, report_write_errors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,10 +88,8 @@ def _picture(text: str) -> Path:
 def _save(figure: Figure, out: Path) -> int:
     from cmsf.analysis.figures.thumbnails import save_figure
 
-    try:
+    with report_write_errors(out, "give another --out"):
         save_figure(figure, out)
-    except OSError as error:
-        raise BadInput(f"cannot write {out}: {error.strerror}; give another --out") from None
     print_paths({"picture": out})
     return 0
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cmsf.cli.parser import Parser, print_line, print_paths
 from cmsf.recipes.recipe import Recipe, parse
 from cmsf.utils.errors import BadInput, first_few
-from cmsf.utils.files import expand_user, read_text
+from cmsf.utils.files import expand_user, read_text, report_write_errors
 
 if TYPE_CHECKING:
     from cmsf.data import Source
@@ -108,10 +108,8 @@ def _labels(chosen: argparse.Namespace) -> int:
         out = expand_user(chosen.out)
         kept = labels.known.nonzero()[:, 0].tolist()
         called = labels.called()
-        try:
+        with report_write_errors(out, "give another --out"):
             write_rows(out, ("path", "label"), [(_as_listed(source, paths[i], out), called[i]) for i in kept])
-        except OSError as error:
-            raise BadInput(f"cannot write {out}: {error.strerror}; give another --out") from None
         print_paths({"list": out})
     return 0
 

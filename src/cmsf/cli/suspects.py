@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cmsf.cli.parser import SOURCE_HELP, Parser, add_machine_flags, parse_workers, print_line, print_paths, set_threads
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import expand_user
+from cmsf.utils.files import expand_user, report_write_errors
 
 if TYPE_CHECKING:
     from cmsf.analysis.label_issues import Suspect
@@ -73,12 +73,10 @@ def _suspects(chosen: argparse.Namespace) -> int:
                 f"suspects, so many are wrong), recall {100 * hits.recall:.1f} % (of the wrong, so many are suspects)"
             )
         picture = out.with_suffix(".png")
-        try:
+        with report_write_errors(out, "give another --out"):
             _write(out, found)
             if found:
                 draw_suspects(run.relabelled(chosen.data, chosen.labels).train, found, picture)
-        except OSError as error:
-            raise BadInput(f"cannot write {out}: {error.strerror}; give another --out") from None
     print_paths({"suspects": out} | ({"open": picture} if found else {}))
     if found:
         print_line(f"correct the column label, and make a list of it: {_next(chosen, run)}")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from cmsf.data.transforms import IMAGENET_DEVIATION, IMAGENET_MEAN
 from cmsf.models.backbones import SMALL_RESIDUAL, create
 from cmsf.utils.errors import BadInput, did_you_mean
-from cmsf.utils.files import atomic_write, check_regular_file
+from cmsf.utils.files import atomic_write, check_regular_file, report_write_errors
 from cmsf.utils.progress import track
 from cmsf.utils.text import first_line, shorten
 
@@ -115,11 +115,8 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 def save(module: nn.Module, file: Path) -> None:
     """A .safetensors file, whole or not at all."""
     tensors = {name: value.contiguous().cpu() for name, value in module.state_dict().items()}
-    try:
-        with atomic_write(file) as temporary:
-            temporary.write_bytes(safetensors.torch.save(tensors))  # its own writer does not say why it fails
-    except OSError as error:
-        raise BadInput(f"cannot write {file}: {error.strerror}") from None
+    with report_write_errors(file), atomic_write(file) as temporary:
+        temporary.write_bytes(safetensors.torch.save(tensors))  # its own writer does not say why it fails
 
 
 def _name(name: object) -> str:

@@ -19,7 +19,7 @@ from cmsf.report.plots import Drawing
 from cmsf.runs.folder import RunFolder
 from cmsf.runs.run import Run
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import make_folder, write_text
+from cmsf.utils.files import make_folder, report_write_errors, write_text
 from cmsf.utils.text import format_bytes
 
 LARGEST = 10_000_000
@@ -38,7 +38,7 @@ def write_report(runs: Sequence[Run], out: Path, machine: Machine) -> Path:
         {one.report.name: one.spent for one in gathered},
     )
     plots = out.with_name(f"{out.stem}-plots")
-    try:
+    with report_write_errors(out, "choose another --out"):
         make_folder(plots)
         for number, one in enumerate(gathered, start=1):
             for drawing in one.drawings:
@@ -46,8 +46,6 @@ def write_report(runs: Sequence[Run], out: Path, machine: Machine) -> Path:
         for drawing in across:
             drawing.save(plots)
         _write(out, gathered, across)
-    except OSError as error:
-        raise BadInput(f"cannot write {out}: {error.strerror}; choose another --out") from None
     for one in gathered:
         for note in one.report.notes:
             machine.say(f"{one.report.name}: {note}")

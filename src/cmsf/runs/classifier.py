@@ -19,7 +19,7 @@ from cmsf.runs.classifier_folder import ClassifierFolder
 from cmsf.runs.run import Run
 from cmsf.utils.device import pick_device
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import expand_user
+from cmsf.utils.files import expand_user, report_write_errors
 from cmsf.utils.screen import Screen
 
 
@@ -84,7 +84,7 @@ def _write(out: Path, found: Sequence[Prediction], places: int) -> None:
     """A row an image; as a list of labels for the same images it is as good as any."""
     numbers = ["", *(f"_{place}" for place in range(2, places + 1))]
     header = ["path", *(f"{name}{number}" for number in numbers for name in ("label", "confidence")), "error"]
-    try:
+    with report_write_errors(out, "give another --out"):
         if is_parquet(out):
             columns: dict[str, list[Any]] = {name: [] for name in header}
             for one in found:
@@ -94,8 +94,6 @@ def _write(out: Path, found: Sequence[Prediction], places: int) -> None:
         else:
             rows = ([_text(value) for value in _fields(one, places)] for one in found)
             write_rows(out, header, rows)
-    except OSError as error:
-        raise BadInput(f"cannot write {out}: {error.strerror}; give another --out") from None
 
 
 def _fields(one: Prediction, places: int) -> list[str | float | None]:

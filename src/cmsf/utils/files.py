@@ -135,13 +135,8 @@ def make_folder(path: Path) -> None:
 def open_regular_file(path: Path) -> int:
     """The descriptor of a plain file to read and write, made where there is none; never of one elsewhere."""
     check_not_symlink(path)
-    with detect_full_disk(path):
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-        except OSError as error:
-            if _is_full(error):
-                raise
-            raise BadInput(f"cannot write {path}: {error.strerror}") from None
+    with report_write_errors(path), detect_full_disk(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise BadInput(f"cannot write {path}: it is no plain file; remove it")
