@@ -44,22 +44,22 @@ def bars(tmp_path: Path) -> Path:
     [
         (["trian"], "no command is called 'trian'; did you mean train?"),
         (["train"], "cmsf train wants a RECIPE, or --resume RUN"),
-        (["train", "msf", "--checkpoint-minutes", "-1"], "--checkpoint-minutes -1.0 will not do"),
-        (["train", "msf", "--checkpoint-minutes", "nan"], "--checkpoint-minutes nan will not do"),
-        (["train", "msf", "--checkpoint-minutes", "often"], "--checkpoint-minutes often will not do"),
-        (["train", "msf", "--on-full-disk", "weep"], "--on-full-disk weep will not do; it takes stop or go-on"),
-        (["train", "msf", "--on-collapse", "weep"], "--on-collapse weep will not do; it takes warn or stop"),
+        (["train", "msf", "--checkpoint-minutes", "-1"], "invalid value --checkpoint-minutes -1"),
+        (["train", "msf", "--checkpoint-minutes", "nan"], "invalid value --checkpoint-minutes nan"),
+        (["train", "msf", "--checkpoint-minutes", "often"], "invalid value --checkpoint-minutes often"),
+        (["train", "msf", "--on-full-disk", "weep"], "invalid value --on-full-disk weep; expected stop or go-on"),
+        (["train", "msf", "--on-collapse", "weep"], "invalid value --on-collapse weep; expected warn or stop"),
         (["train", "msf", "--resume", "run"], "--resume goes on with the recipe of run; leave out msf"),
         (["train", "--resume", "run", "--out", "other"], "--resume goes on in run; leave out --out other"),
         (["train", "--resume", "nowhere"], "there is no run nowhere"),
         (["train", "cmsf-slef"], "no recipe is called 'cmsf-slef'; did you mean cmsf-self?"),
         (["train", "nothing-like-it"], "cmsf recipes lists them all"),
         (["train", "msf", "--epoch", "3"], "cmsf train has no --epoch; did you mean --epochs?"),
-        (["train", "msf", "--epochs", "none"], "--epochs none will not do; it takes a whole number"),
+        (["train", "msf", "--epochs", "none"], "invalid value --epochs none; expected a whole number"),
         (["train", "msf", "--lr=-1"], "--lr -1.0 is out of range; use above 0"),
-        (["train", "msf", "--threads", "0"], "--threads 0 will not do"),
-        (["train", "msf", "--threads", "9" * 20], "will not do"),
-        (["train", "msf", "--k", "["], "--k [ will not do; it takes a whole number or all"),
+        (["train", "msf", "--threads", "0"], "invalid value --threads 0"),
+        (["train", "msf", "--threads", "9" * 20], "invalid value --threads 1e+20; expected a whole number from 1"),
+        (["train", "msf", "--k", "["], "invalid value --k [; expected a whole number or all"),
         (["train", "msf", "--device", "meta"], "--device meta is not available"),
         (["train", "msf", "--out", "x" * 300], "will not do: File name too long"),
         (["train", "msf", "--out", "/dev/null/run"], "cannot make the run folder /dev/null/run"),
@@ -79,8 +79,8 @@ def bars(tmp_path: Path) -> Path:
         (["flops", "."], ". is no run: it has no recipe.yaml"),
         (["flops", "msf"], "msf has no scale; use msf-small or msf-standard"),
         (["flops", "x" * 5000], "no recipe is called"),
-        (["flops", "msf-small", "--images", "0"], "--images 0 will not do; it takes a whole number from 2"),
-        (["flops", "msf-small", "--images", "many"], "--images many will not do"),
+        (["flops", "msf-small", "--images", "0"], "invalid value --images 0; expected a whole number from 2"),
+        (["flops", "msf-small", "--images", "many"], "invalid value --images many"),
         (["flops", "msf-standard"], "give --images N"),
         (["flops", "--images", "10"], "--images is for recipes, and none is given"),
         (["flops", "msf-small", "--out", "x.png"], "--out draws runs, and none is given"),
@@ -180,7 +180,7 @@ def test_a_run_folder_with_foreign_files_is_refused(
     kept = {name: (out / name).read_bytes() for name in ("recipe.yaml", "environment.json", "data.parquet")}
     for name, foreign, message in (
         ("recipe.yaml", b"\xff\xfe", "byte 0 is no UTF-8"),
-        ("recipe.yaml", kept["recipe.yaml"].replace(b"size: 16", b"size: auto"), "--size auto will not do"),
+        ("recipe.yaml", kept["recipe.yaml"].replace(b"size: 16", b"size: auto"), "invalid value --size auto"),
         ("environment.json", b"{}", "is not what cmsf train wrote"),
         ("data.parquet", b"PAR1", "cannot read"),
     ):
@@ -366,6 +366,27 @@ def test_a_signal_ends_a_process_after_a_checkpoint(signal_number: int, code: in
     assert "the same command goes on from there" in said
     assert "Traceback" not in said
     assert list((out / "checkpoints").glob("step-*.json"))
+
+
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("--optimizer", "--optimiser x; expected sgd or lars"),
+        ("--grayscale", "--greyscale x; expected a number"),
+        ("--solarize", "--solarise x; expected a number"),
+        ("--unlabeled-weight", "--unlabelled-weight x; expected a number"),
+    ],
+)
+def test_a_flag_is_taken_in_american_spelling_too(flag: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "msf", flag, "x"]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_train_takes_keywords_in_both_spellings(tmp_path: Path) -> None:
+    data, out = write_npz(tmp_path / "bars.npz"), tmp_path / "run"
+    with pytest.raises(cmsf.BadInput, match="optimizer=lars and optimiser=sgd are the same setting"):
+        cmsf.train("msf-small", data, out, optimizer="lars", optimiser="sgd")
+    assert not out.exists()
 
 
 def test_help_does_not_wait_for_torch() -> None:

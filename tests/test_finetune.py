@@ -265,8 +265,8 @@ def test_labels_that_will_not_do_are_refused_and_leave_nothing(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--rounds", "0"], "--rounds 0 will not do"),
-        (["--epochs", "none"], "--epochs none will not do"),
+        (["--rounds", "0"], "invalid value --rounds 0"),
+        (["--epochs", "none"], "invalid value --epochs none"),
         (["--lr", "-1"], "--lr -1.0 is out of range"),
         (["--tune", "tail"], "invalid choice: 'tail'"),
         (["--out", "/dev/null/c"], "/dev/null"),

@@ -1,5 +1,6 @@
 import re
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from helpers import noise
@@ -152,19 +153,19 @@ def test_every_field_and_method_is_explained() -> None:
     ("flag", "text", "message"),
     [
         ("epochs", "0", "--epochs 0 is out of range; use at least 1"),
-        ("epochs", "2.5", "--epochs 2.5 will not do; it takes a whole number"),
-        ("lr", "fast", "--lr fast will not do; it takes a number"),
-        ("lr", "nan", "out of range"),
-        ("lr", "inf", "will not do"),
-        ("k", "[", "it takes a whole number or all"),
-        ("epochs", "1:01", "it takes a whole number"),
-        ("seed", "9" * 30, "it takes a whole number"),
+        ("epochs", "2.5", "invalid value --epochs 2.5; expected a whole number"),
+        ("lr", "fast", "invalid value --lr fast; expected a number"),
+        ("lr", "nan", "invalid value --lr nan; expected a number"),
+        ("lr", "inf", "invalid value --lr inf; expected a number"),
+        ("k", "[", "expected a whole number or all"),
+        ("epochs", "1:01", "expected a whole number"),
+        ("seed", "9" * 30, "expected a whole number"),
         ("size", "100000000", "at most 1024"),
-        ("k", "some", "it takes a whole number or all"),
-        ("k", "true", "it takes a whole number or all"),
-        ("constraint", "labels", "it takes none or label or companion"),
+        ("k", "some", "expected a whole number or all"),
+        ("k", "true", "expected a whole number or all"),
+        ("constraint", "labels", "expected none or label or companion"),
         ("target_momentum", "1.1", "use at least 0, at most 1"),
-        ("include_query", "maybe", "it takes true or false"),
+        ("include_query", "maybe", "expected true or false"),
         ("weak_crop", "0", "use above 0, at most 1"),
     ],
 )
@@ -234,3 +235,22 @@ def test_eighty_photos_just_work() -> None:
     assert resolve(replace(named("msf-small"), batch_size=10), photos, 30).size == 30
     supcon = named("supcon-standard").changed({"backbone": "small-residual"})  # ten of 200 epochs, as in the paper
     assert [resolve(replace(supcon, epochs=n), photos, 30).warmup_epochs for n in (200, 30, 8)] == [10, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("american", "name", "value"),
+    [
+        ("optimizer", "optimiser", "lars"),
+        ("grayscale", "greyscale", 0.7),
+        ("solarize", "solarise", 0.3),
+        ("unlabeled_weight", "unlabelled_weight", 2.0),
+    ],
+)
+def test_a_field_is_taken_in_both_spellings(american: str, name: str, value: Any) -> None:
+    recipe = Recipe().changed({american: value})
+    assert getattr(recipe, name) == value
+    assert recipe == Recipe().changed({name: value}) == Recipe().changed({name: value, american: value})
+    assert american not in recipe.to_yaml()
+    with pytest.raises(BadInput, match=f"{american}={value} and {name}=.* are the same setting; give one"):
+        Recipe().changed({american: value, name: getattr(Recipe(), name)})
+    assert Recipe.from_yaml(f"{american}: {value}", "a file") == recipe

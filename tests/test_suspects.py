@@ -397,7 +397,7 @@ def test_what_cannot_be_checked_is_refused_in_a_line_and_nothing_is_written(
     assert "have no labels to check" in refused(run.path, "--data", unlabelled, "--workers", "0")
     assert "there must be two classes" in refused(run.path, "--data", one_class, "--workers", "0")
     for least in ("2", "-0.1", "nan", "much"):
-        assert f"--least {least} will not do; it takes a number from 0 to 1" in refused(run.path, f"--least={least}")
+        assert f"invalid value --least {least}; expected a number from 0 to 1" in refused(run.path, f"--least={least}")
     assert "suspects are written as .csv" in refused(run.path, "--out", "suspects.txt")
     assert "in a folder that is there" in refused(run.path, "--out", "nowhere/suspects.csv")
     assert "arguments are required: RUN" in refused()

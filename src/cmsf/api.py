@@ -19,7 +19,7 @@ from cmsf.evaluation.splits import HeldOut
 from cmsf.method.build import make_learner, starts_from
 from cmsf.models.weights import is_timm_name
 from cmsf.recipes import get_recipe, lacks_scale
-from cmsf.recipes.recipe import Recipe
+from cmsf.recipes.recipe import Recipe, british
 from cmsf.report.collect import Machine
 from cmsf.report.write import LiveReport, write_report
 from cmsf.runs.classifier import Classifier
@@ -37,6 +37,7 @@ from cmsf.utils.device import pick_device
 from cmsf.utils.distributed import World, init_process_group
 from cmsf.utils.errors import BadInput, did_you_mean, first_few
 from cmsf.utils.files import expand_user
+from cmsf.utils.numbers import check_integer
 from cmsf.utils.screen import Screen
 
 MOST_ROUNDS = 100
@@ -166,6 +167,7 @@ def resume(
         found.request()  # which refuses what would run a command
     asked = {"data": data, "labels": labels, "val": val}
     named = {name: getattr(DataRequest.of(**asked), name) for name, value in asked.items() if value is not None}
+    given = british(given)
     named |= {name: given.pop(name) for name in [*given] if name in asdict(found.recipe)}
     there = asdict(kept) | asdict(found.recipe)
     differences = [f"{name}: {value} against {there[name]}" for name, value in named.items() if value != there[name]]
@@ -265,8 +267,7 @@ def _how(
     """What is asked for, or what of it will not do."""
     asked = {"epochs": epochs, "lr": lr, "seed": seed}
     Recipe().changed({name: value for name, value in asked.items() if value is not None})  # their bounds are the same
-    if type(rounds) is not int or not 1 <= rounds <= MOST_ROUNDS:
-        raise BadInput(f"--rounds {rounds} will not do; it takes a whole number from 1 to {MOST_ROUNDS}")
+    check_integer("--rounds", rounds, 1, MOST_ROUNDS)
     if tune == "linear" and (epochs is not None or lr is not None):
         flag = "--epochs" if lr is None else "--lr"
         raise BadInput(f"{flag} is for --tune whole and head; a linear layer is fitted to convergence; leave it out")

@@ -7,13 +7,13 @@ import os
 from typing import Any, NoReturn
 
 from cmsf.utils.errors import BadInput
+from cmsf.utils.numbers import check_integer, parse_number
 from cmsf.utils.text import escape_unprintable, one_line
 
 SOURCE_HELP = "a folder of images, a .csv or .parquet list, an .npz, torchvision:NAME, hf:NAME or wds:SHARDS"
 
 
 _MOST = 1024
-_DIGITS = 18
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,9 +56,7 @@ def parse_workers(text: str | None) -> int | None:
 
 
 def parse_int(flag: str, text: str | None, least: int, most: int, hint: str) -> int | None:
-    if text is not None and (not text.isdecimal() or len(text) > _DIGITS or not least <= int(text) <= most):
-        raise BadInput(f"{flag} {text} will not do; it takes a whole number from {least} to {most}, {hint}")
-    return None if text is None else int(text)
+    return None if text is None else check_integer(flag, parse_number(text), least, most, hint)
 
 
 def print_paths(paths: dict[str, Any]) -> None:

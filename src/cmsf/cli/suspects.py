@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cmsf.cli.parser import SOURCE_HELP, Parser, add_machine_flags, parse_workers, print_line, print_paths, set_threads
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import expand_user, report_write_errors
+from cmsf.utils.numbers import check_number, parse_number
 
 if TYPE_CHECKING:
     from cmsf.analysis.label_issues import Suspect
@@ -52,7 +53,8 @@ def add_parser(commands: Any) -> Parser:
 
 
 def _suspects(chosen: argparse.Namespace) -> int:
-    asked, out = _score(chosen.least), _checked(expand_user(chosen.out))
+    asked = None if chosen.least is None else check_number("--least", parse_number(chosen.least), 0, 1, "as 0.9")
+    out = _checked(expand_user(chosen.out))
 
     from cmsf.analysis.figures.label_issues import draw_suspects
     from cmsf.analysis.label_issues import LEAST, against_truth
@@ -90,18 +92,6 @@ def _next(chosen: argparse.Namespace, run: Run) -> str:
     words = ["cmsf", "labels", str(chosen.data or given.data)]
     words += ["--labels", str(labels)] if labels else []
     return shlex.join([*words, "--corrections", chosen.out, "--out", "labels.csv"])
-
-
-def _score(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        score = float(text)
-    except ValueError:
-        score = -1.0
-    if not 0 <= score <= 1:
-        raise BadInput(f"--least {text} will not do; it takes a number from 0 to 1, as 0.9")
-    return score
 
 
 def _checked(out: Path) -> Path:

@@ -9,10 +9,11 @@ from typing import Any, get_args
 
 from cmsf.cli.parser import SOURCE_HELP, Parser, add_machine_flags, parse_workers, print_paths, set_threads
 from cmsf.recipes import METHODS, SCALES, check_name
-from cmsf.recipes.recipe import Recipe, parse, placeholder
+from cmsf.recipes.recipe import AMERICAN, Recipe, parse, placeholder
 from cmsf.training.options import OnCollapse, OnFullDisk, TrainingOptions
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import expand_user
+from cmsf.utils.numbers import parse_number
 
 
 def add_parser(commands: Any) -> Parser:
@@ -87,8 +88,9 @@ def add_parser(commands: Any) -> Parser:
     for field in fields(Recipe):
         if field.name != "name":
             switch: dict[str, Any] = {"nargs": "?", "const": "true"} if field.type == "bool" else {}
+            names = (field.name, *(american for american, name in AMERICAN.items() if name == field.name))
             settings.add_argument(
-                f"--{field.name.replace('_', '-')}",
+                *(f"--{name.replace('_', '-')}" for name in names),
                 metavar=placeholder(field.name),
                 default=argparse.SUPPRESS,
                 help=field.metadata["help"],
@@ -102,7 +104,8 @@ def _train(chosen: argparse.Namespace) -> int:
     settings = {f.name for f in fields(Recipe)} - {"name"}
     changes = {name: parse(name, text) for name, text in vars(chosen).items() if name in settings}
     Recipe().changed(changes)  # a value of the wrong kind is refused before torch is even loaded
-    precautions = TrainingOptions(_minutes(chosen.checkpoint_minutes), chosen.on_full_disk, chosen.on_collapse)
+    minutes: Any = parse_number(chosen.checkpoint_minutes)
+    options = TrainingOptions(minutes, chosen.on_full_disk, chosen.on_collapse)
     if chosen.resume is not None:
         _check_resumed(chosen)
     elif chosen.recipe is None:
@@ -125,7 +128,7 @@ def _train(chosen: argparse.Namespace) -> int:
         "quiet": chosen.quiet,
         "bank_sharded": chosen.bank_sharded,
         "report": chosen.report,
-        **asdict(precautions),
+        **asdict(options),
         **changes,
     }
     try:
@@ -164,10 +167,3 @@ def _recorded_threads(run: str | None) -> str | None:
     folder.recipe()  # says so where there is no run
     threads = folder.environment().get("threads")
     return str(threads) if type(threads) is int and 1 <= threads <= available_cores() else None
-
-
-def _minutes(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise BadInput(f"--checkpoint-minutes {text} will not do; it takes a number of minutes, 0 for never") from None

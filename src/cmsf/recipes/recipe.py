@@ -16,11 +16,20 @@ from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hin
 import yaml
 
 from cmsf.utils.errors import BadInput, did_you_mean
+from cmsf.utils.numbers import is_integer, is_number, parse_number
 from cmsf.utils.text import short_repr
 from cmsf.utils.yaml import parse_yaml, read_yaml
 
 Auto = Literal["auto"]
 AUTO: Auto = "auto"
+
+AMERICAN = {
+    "optimizer": "optimiser",
+    "grayscale": "greyscale",
+    "solarize": "solarise",
+    "unlabeled_weight": "unlabelled_weight",
+}
+"""Fields that are taken in American spelling too; files are written in the British one."""
 
 
 def setting(
@@ -193,6 +202,7 @@ class Recipe:
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
         """This recipe with other values; an unknown name is refused with the nearest one."""
+        changes = british(changes)
         for name in changes:
             if name not in _kinds():
                 raise BadInput(
@@ -248,16 +258,23 @@ class Resolved(Recipe):
     warmup_epochs: int
 
 
+def british(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values by the names that fields have; both spellings of one with different values are refused."""
+    for american, name in AMERICAN.items():
+        if american in values and name in values and values[american] != values[name]:
+            given = f"{american}={short_repr(values[american])} and {name}={short_repr(values[name])}"
+            raise BadInput(f"{given} are the same setting; give one of them")
+    return {AMERICAN.get(name, name): value for name, value in values.items()}
+
+
 def parse(name: str, text: str) -> Any:
     """The value that a flag's text stands for; a text that stands for none is left for the check to refuse."""
-    for option in _options(_kinds()[name]):
-        if option is int and re.fullmatch(r"[+-]?\d{1,18}", text):
-            return int(text)
-        if option is float and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|[+-]?inf", text.lower()):
-            return float(text)
-        if option is bool and text.lower() in ("true", "false"):
-            return text.lower() == "true"
-    return text
+    options, number = _options(_kinds()[name]), parse_number(text)
+    if int in options and is_integer(number):
+        return number
+    if float in options and not isinstance(number, str):
+        return float(number)
+    return text.lower() == "true" if bool in options and text.lower() in ("true", "false") else text
 
 
 def placeholder(name: str) -> str:
@@ -278,14 +295,13 @@ _LARGEST = 2**63 - 1
 def _check(name: str, value: Any, kind: Any) -> None:
     if not any(_is(value, option) for option in _options(kind)):
         wanted = " or ".join(_describe(option) for option in _options(kind))
-        raise BadInput(f"--{name.replace('_', '-')} {short_repr(value)} will not do; it takes {wanted}")
+        raise BadInput(f"invalid value --{name.replace('_', '-')} {short_repr(value)}; expected {wanted}")
     bounds = next(f.metadata for f in fields(Recipe) if f.name == name)
     if isinstance(value, bool | str):
         return
     above, least, most = bounds["above"], bounds["least"], bounds["most"]
     if most is None and isinstance(value, int):
         most = _LARGEST
-    # Written so that NaN is refused too.
     if not ((above is None or value > above) and (least is None or value >= least) and (most is None or value <= most)):
         limits = [f"above {above}" if above is not None else "", f"at least {least}" if least is not None else ""]
         limits.append(f"at most {most}" if most is not None else "")
@@ -306,9 +322,9 @@ def _is(value: Any, option: Any) -> bool:
     if not isinstance(option, type):
         return bool(value == option) and type(value) is type(option)
     if option is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) != float("inf")
+        return is_number(value)
     if option is int:
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
+        return is_integer(value) and abs(value) < 2**53
     return isinstance(value, option)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from cmsf.utils.errors import BadInput
+from cmsf.utils.numbers import check_number
 
 OnFullDisk = Literal["stop", "go-on"]
 OnCollapse = Literal["warn", "stop"]
@@ -23,12 +23,10 @@ class TrainingOptions:
     on_collapse: OnCollapse = "warn"
 
     def __post_init__(self) -> None:
-        minutes = self.checkpoint_minutes
-        if type(minutes) not in (int, float) or not 0 <= minutes < math.inf:
-            raise BadInput(f"--checkpoint-minutes {minutes} will not do; it takes a number of minutes, 0 for never")
+        check_number("--checkpoint-minutes", self.checkpoint_minutes, 0, hint="0 for never")
         for flag, chosen, kind in (
             ("--on-full-disk", self.on_full_disk, OnFullDisk),
             ("--on-collapse", self.on_collapse, OnCollapse),
         ):
             if chosen not in get_args(kind):
-                raise BadInput(f"{flag} {chosen} will not do; it takes {' or '.join(get_args(kind))}")
+                raise BadInput(f"invalid value {flag} {chosen}; expected {' or '.join(get_args(kind))}")

@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from cmsf.utils.numbers import is_number
 from cmsf.utils.progress import RIGHT_MARGIN, TimeLeft, console_above, is_terminal, live_display, redirect_progress
 from cmsf.utils.text import format_duration, one_line
 
@@ -151,7 +152,7 @@ def pseudo_labels(line: Mapping[str, Any]) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= _LARGEST
+    return is_number(value) and abs(value) <= _LARGEST
 
 
 class Screen:

@@ -18,6 +18,7 @@ from cmsf.data.sources.torchvision import default_root, is_on_disk
 from cmsf.evaluation.metrics import ACCURACY, MEAN_PER_CLASS
 from cmsf.utils.errors import BadInput, did_you_mean
 from cmsf.utils.files import expand_user
+from cmsf.utils.numbers import is_integer
 from cmsf.utils.text import short_repr
 from cmsf.utils.yaml import read_yaml
 
@@ -250,7 +251,7 @@ def _read_set(file: Path, name: str, entry: Any) -> TransferSet:
 
 
 def _amount(where: str, key: str, value: Any) -> Any:
-    whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    whole = is_integer(value) and value > 0
     share = key == "val" and isinstance(value, float) and 0 < value < 1
     if not (whole or share):
         kinds = "a number of images a class, or a share below 1" if key == "val" else "a number of images a class"

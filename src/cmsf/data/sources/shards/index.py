@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cmsf.data.decoding import SUFFIXES
+from cmsf.utils.numbers import is_integer
 
 _NAMES_BEFORE_NUMBERS = ("class_name", "label", "cls", "class")
 _BLOCK = 512  # what tar files are made of
@@ -155,7 +156,7 @@ def _listed(text: str) -> str | int | None:
         return None
     values = [listed[key] for key in _NAMES_BEFORE_NUMBERS if key in listed]
     names = [value for value in values if isinstance(value, str)]
-    numbers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
+    numbers = [value for value in values if is_integer(value)]
     return names[0] if names else numbers[0] if numbers else None
 
 
