@@ -12,13 +12,13 @@ from setting import WORKERS, Batches, Setting, View, endless_order
 from torch import Tensor, nn
 
 from cmsf.data import Dataset, Split, load_batches
-from cmsf.data.images import Files
-from cmsf.data.transforms import Augmentation, Batch, RandomCrop, colours, crop_and_resize
-from cmsf.data.transforms.crops import Draws
+from cmsf.data.images import FileImages
+from cmsf.data.transforms import Augmentation, Batch, RandomCrop, color, crop_and_resize
+from cmsf.data.transforms.crops import RandomStream
 from cmsf.method.build import empty_backbone, make_learner
 from cmsf.method.losses import FIRST, SECOND
 from cmsf.models.backbones import feature_width
-from cmsf.recipes import named
+from cmsf.recipes import get_recipe
 from cmsf.recipes.recipe import Resolved
 from cmsf.training.resolve import resolve
 from cmsf.utils.constants import UNKNOWN
@@ -50,7 +50,7 @@ def cmsf_views(batch: Batch, setting: Setting) -> tuple[Tensor, Tensor]:
     return first(batch, PREDICTING), second(batch, TARGET)
 
 
-def cmsf_source(pictures: Tensor | Files, setting: Setting) -> Iterator[Batch]:
+def cmsf_source(pictures: Tensor | FileImages, setting: Setting) -> Iterator[Batch]:
     """Batches out of RAM, or of files that worker processes decode and crop (`--cache off`).
 
     Every turn is an epoch of its own, so that no view comes again.
@@ -60,12 +60,12 @@ def cmsf_source(pictures: Tensor | Files, setting: Setting) -> Iterator[Batch]:
     return load_batches(cmsf_split(pictures), plan, crops, seed=SEED, device="cpu", workers=WORKERS)
 
 
-def cmsf_split(pictures: Tensor | Files) -> Split:
+def cmsf_split(pictures: Tensor | FileImages) -> Split:
     unknown = torch.full((len(pictures),), UNKNOWN)
     return Split(pictures, [str(number) for number in range(len(pictures))], unknown, unknown)
 
 
-def cmsf_batches(pictures: Tensor | Files, setting: Setting) -> Batches:
+def cmsf_batches(pictures: Tensor | FileImages, setting: Setting) -> Batches:
     for batch in cmsf_source(pictures, setting):
         cmsf_views(batch, setting)
         yield len(batch.index)
@@ -73,14 +73,14 @@ def cmsf_batches(pictures: Tensor | Files, setting: Setting) -> Batches:
 
 def cmsf_photo_batches(paths: list[Path], setting: Setting) -> Batches:
     """From files of one folder to both views."""
-    return cmsf_batches(Files(paths[0].parent, [path.name for path in paths]), setting)
+    return cmsf_batches(FileImages(paths[0].parent, [path.name for path in paths]), setting)
 
 
 def cmsf_recipe(pictures: Tensor, setting: Setting) -> Resolved:
     """`byol-small` as it resolves itself for these images: among other things, a row of the bank for every image."""
     data = Dataset("bench", (), (), cmsf_split(pictures), test=None, test_origin="none")
-    recipe = named("byol-small").changed({"batch_size": setting.batch})
-    return resolve(recipe, data, typical_side=setting.views[0].size)
+    recipe = get_recipe("byol-small").changed({"batch_size": setting.batch})
+    return resolve(recipe, data, median_side=setting.views[0].size)
 
 
 def cmsf_backbone(recipe: Resolved) -> tuple[nn.Module, int]:
@@ -130,7 +130,7 @@ def cmsf_operations(
     upright = torch.zeros(len(pictures), dtype=torch.bool)
     return {
         "crop and resize": lambda: crop_and_resize(pictures, boxes, view.size, upright),
-        "blur": lambda: colours.blurred(images, sigma, view.blur_kernel),
-        "jitter": lambda: jitter._jittered(images, Draws(SEED, next(turns), index, 0)),
-        "hue": lambda: colours.hue_shifted(images, shift),
+        "blur": lambda: color.gaussian_blur(images, sigma, view.blur_kernel),
+        "jitter": lambda: jitter._jittered(images, RandomStream(SEED, next(turns), index, 0)),
+        "hue": lambda: color.adjust_hue(images, shift),
     }

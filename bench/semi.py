@@ -19,9 +19,9 @@ import torch
 from cells import compute_all
 
 import cmsf
-from cmsf.data import arrange, open_source
+from cmsf.data import build_dataset, open_source
 from cmsf.data.labels import Labels
-from cmsf.data.sources.table import write_rows
+from cmsf.data.sources.table import write_csv
 from cmsf.evaluation.finetune import TuningCourse
 from cmsf.recipes.recipe import Recipe
 
@@ -135,7 +135,7 @@ def tune(cell: Cell, runs: Path, labels: Path) -> dict[str, Any]:
 
 def passes(run: cmsf.Run) -> int:
     """Images through the network forwards, the target's and the online one's."""
-    recipe, images = run.recipe, len(arrange(open_source(None), Recipe()).train)
+    recipe, images = run.recipe, len(build_dataset(open_source(None), Recipe()).train)
     return 2 * recipe.epochs * (images // recipe.batch_size) * recipe.batch_size
 
 
@@ -143,10 +143,10 @@ def label_list(cell: Cell, runs: Path) -> Path:
     """The labels of a share and a seed, the same for every method."""
     file = runs / f"labels-{cell.share:g}-seed-{cell.seed}.csv"
     if not file.exists():
-        data = arrange(open_source(None), Recipe(label_share=cell.share, seed=cell.seed))
-        names = Labels(data.train.label, data.label_names).called()
+        data = build_dataset(open_source(None), Recipe(label_share=cell.share, seed=cell.seed))
+        names = Labels(data.train.label, data.label_names).to_names()
         rows = [(path, name) for path, name in zip(data.train.paths, names, strict=True) if name is not None]
-        write_rows(file, ("path", "label"), rows)
+        write_csv(file, ("path", "label"), rows)
     return file
 
 

@@ -55,7 +55,7 @@ def tiny(data: Path, into: Path, choosing: bool = False) -> Path:
     if not file.exists():
         source = open_source(str(data / "tiny-imagenet-64"))
         arrays, number = {}, {name: i for i, name in enumerate(source.classes)}
-        parts = {"train": (source.train, range(_TINY_CLASS)), "test": (source.parts["val"], range(1000))}
+        parts = {"train": (source.train, range(_TINY_CLASS)), "test": (source.splits["val"], range(1000))}
         if choosing:
             parts = {"train": (source.train, range(_TINY_CLASS, 90)), "test": (source.train, range(90, 100))}
         for part, (split, wanted) in parts.items():

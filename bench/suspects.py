@@ -24,7 +24,7 @@ from torch import Tensor
 import cmsf
 from cmsf.analysis.label_issues import BALLOT, LEAST, against_truth, verdicts
 from cmsf.data import load_dataset, open_source
-from cmsf.data.labels import Labels, noisy
+from cmsf.data.labels import Labels, add_noise
 from cmsf.evaluation import FeatureExtractor
 from cmsf.evaluation.knn import nearest_training_images
 from cmsf.recipes.recipe import Recipe
@@ -105,7 +105,7 @@ def choose(features: Tensor, truth: Tensor, names: tuple[str, ...]) -> dict[str,
     for setting, (rate, fall) in CHOOSING.items():
         size = torch.logspace(0, -fall, len(names))[truth]
         kept = torch.rand(len(truth), generator=torch.Generator().manual_seed(CHOOSING_SEED)) < size
-        label = noisy(Labels(truth[kept], names), rate, CHOOSING_SEED).number
+        label = add_noise(Labels(truth[kept], names), rate, CHOOSING_SEED).number
         found[setting] = compare(features[kept], label, label != truth[kept], len(names))
     return found
 

@@ -17,7 +17,7 @@ LONGEST = (
     "test_run",
     "test_baselines",
     "test_transfer_ray",
-    "test_feeding",
+    "test_loader",
     "test_precision",
     "test_checkpoint",
     "test_cli",

@@ -12,7 +12,7 @@ import torch
 from forked import Started
 
 from cmsf.cli import main
-from cmsf.data import Dataset, Support
+from cmsf.data import Dataset, SupportSampler
 from cmsf.data.transforms import WholeBatch
 from cmsf.method.build import make_learner
 from cmsf.method.learner import Learner
@@ -75,7 +75,7 @@ def learn(world: World, recipe: Recipe, data: Dataset, steps: int, sharded: bool
     learner = make_learner(resolved, data.train.label, "cpu", world=world, bank_sharded=sharded)
     size, losses = resolved.batch_size, []
     per_epoch = len(data.train) // size
-    labelled = Support(data.train.label, resolved.support_classes, resolved.support_images, resolved.seed)
+    labelled = SupportSampler(data.train.label, resolved.support_classes, resolved.support_images, resolved.seed)
     for step in range(steps):
         epoch, position = divmod(step, per_epoch)
         if step and position in (0, per_epoch // 2):
@@ -89,7 +89,7 @@ def learn(world: World, recipe: Recipe, data: Dataset, steps: int, sharded: bool
 
 def _share(world: World, data: Dataset, seed: int, epoch: int, index: torch.Tensor) -> WholeBatch:
     mine = index[world.chunk(len(index))]
-    return WholeBatch(mine, seed, epoch, data.train.pictures[mine])
+    return WholeBatch(mine, seed, epoch, data.train.images[mine])
 
 
 def whole_bank(learner: Learner) -> dict[str, Any]:
@@ -100,6 +100,6 @@ def _clean(learner: Learner, data: Dataset, index: torch.Tensor) -> torch.Tensor
     target = learner.encoders.target
     assert target is not None
     target.eval()
-    found = learner.encoders.embed(data.train.pictures[index].double() / 255).embedding
+    found = learner.encoders.embed(data.train.images[index].double() / 255).embedding
     target.train()
     return found

@@ -17,7 +17,7 @@ from cmsf.data.transforms import Augmentation, Batch, RandAugment, WholeBatch
 from cmsf.method.build import make_learner
 from cmsf.method.learner import Learner
 from cmsf.method.losses import FIRST, SECOND, SUPPORT
-from cmsf.recipes import BASELINES, named
+from cmsf.recipes import BASELINES, get_recipe
 from cmsf.training.resolve import resolve
 from cmsf.training.signals import Stopped
 from cmsf.utils.constants import UNKNOWN
@@ -146,7 +146,7 @@ def test_what_enters_a_bank_after_the_loss_is_there_at_the_end(bars: Path, tmp_p
 def test_lars_moves_each_layer_in_proportion_to_its_weights_and_others_by_their_gradient(decay: float) -> None:
     lr, data = 0.5, noise(32, 8)
     changes = {"optimiser": "lars", "lr": lr, "sgd_momentum": 0.0, "weight_decay": decay, "batch_size": 16}
-    learner = make_learner(resolve(named("simclr-small").changed(changes), data, 12), data.train.label, "cpu")
+    learner = make_learner(resolve(get_recipe("simclr-small").changed(changes), data, 12), data.train.label, "cpu")
     before = [p.detach().clone() for p in learner.encoders.learning()]
     gradients: list[torch.Tensor] = []
 
@@ -154,8 +154,8 @@ def test_lars_moves_each_layer_in_proportion_to_its_weights_and_others_by_their_
         gradients.extend(p.grad.clone() for p in learner.encoders.learning() if p.grad is not None)
 
     learner.optimiser.register_step_pre_hook(keep)
-    assert isinstance(data.train.pictures, torch.Tensor)
-    learner.step(WholeBatch(torch.arange(16), 0, 0, data.train.pictures[:16]), 0.9)
+    assert isinstance(data.train.images, torch.Tensor)
+    learner.step(WholeBatch(torch.arange(16), 0, 0, data.train.images[:16]), 0.9)
     for old, now, gradient in zip(before, learner.encoders.learning(), gradients, strict=True):
         moved = (now.detach() - old).norm()
         trust = 0.001 * old.norm() / (gradient.norm() + decay * old.norm())
@@ -186,7 +186,7 @@ def test_every_step_has_other_labelled_images_beside_it_in_other_views(
 def test_labelled_images_are_seen_as_plainly_as_the_first_view() -> None:
     data = noise(60, 8)
     data = replace(data, train=replace(data.train, label=data.train.label.where(torch.arange(60) < 30, UNKNOWN)))
-    views = make_learner(resolve(named("fixmatch-small"), data, 12), data.train.label, "cpu").views
+    views = make_learner(resolve(get_recipe("fixmatch-small"), data, 12), data.train.label, "cpu").views
     assert type(views[SUPPORT]) is type(views[FIRST]) is Augmentation
     assert (views[SUPPORT].jitter, views[SUPPORT].crop) == (0, views[FIRST].crop)
     assert type(views[SECOND]) is RandAugment
@@ -211,7 +211,7 @@ def test_the_number_of_labelled_images_beside_a_batch_follows_the_data(
     split = Split(
         torch.zeros(len(truth), 3, 8, 8, dtype=torch.uint8), [str(i) for i in range(len(truth))], truth, label
     )
-    recipe = resolve(named(f"{method}-small"), Dataset("many", names, names, split, None, "none"), 8)
+    recipe = resolve(get_recipe(f"{method}-small"), Dataset("many", names, names, split, None, "none"), 8)
     assert (recipe.support_classes, recipe.support_images) == expected
 
 

@@ -39,7 +39,7 @@ from cmsf.cli import main
 from cmsf.data.transforms import WholeBatch
 from cmsf.method.build import make_learner
 from cmsf.models.backbones import make_backbone
-from cmsf.recipes import named
+from cmsf.recipes import get_recipe
 from cmsf.report.compare import points_of
 from cmsf.runs.cost import Reached, clean_views_of, compute_of, multiply_adds, spent
 from cmsf.runs.folder import RunFolder
@@ -151,7 +151,7 @@ def test_the_self_supervised_table_costs_what_the_supplement_says_of_the_same_me
 
 
 def counted(name: str, images: int = IMAGENET_IMAGES, side: int = 28, **changes: Any) -> Compute:
-    return compute_of(expected(named(name).changed(changes), images, side), images)
+    return compute_of(expected(get_recipe(name).changed(changes), images, side), images)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_passes_are_those_that_the_objective_declares(
 @pytest.mark.parametrize(("changes", "passed"), [({}, 3), ({"companions": "third-view"}, 4), ({"extra_crops": 2}, 4)])
 def test_a_step_passes_as_often_as_is_counted(changes: dict[str, Any], passed: float) -> None:
     recipe = expected(
-        named("cmsf-self-small").changed({"size": 16, "extra_size": 8, "batch_size": 4} | changes), 12, 16
+        get_recipe("cmsf-self-small").changed({"size": 16, "extra_size": 8, "batch_size": 4} | changes), 12, 16
     )
     learner = make_learner(recipe, torch.zeros(12, dtype=torch.int64), "cpu")
     seen: list[float] = []
@@ -254,13 +254,13 @@ def test_the_offline_cache_passes_the_labelled_images_in_the_middle_of_an_epoch_
     images: int, times: int
 ) -> None:
     offline = {"pseudo_cache": "offline", "epochs": 3, "batch_size": 128}
-    recipe = expected(named("cmsf-semi-small").changed(offline), images, 28)
+    recipe = expected(get_recipe("cmsf-semi-small").changed(offline), images, 28)
     more = clean_views_of(recipe, images, labelled=10)
     assert more is not None
     assert (more.forward_passes, more.backward_passes) == (10 * times, 0)
     assert more.per_pass == compute_of(recipe, images).per_pass
     assert clean_views_of(replace(recipe, pseudo_cache="online"), images, 10) is None
-    assert clean_views_of(expected(named("msf-small"), 640, 28), 640, 10) is None
+    assert clean_views_of(expected(get_recipe("msf-small"), 640, 28), 640, 10) is None
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ def test_the_embedded_sample_is_balanced_and_its_parts_are_apart() -> None:
     assert data.train.truth.bincount().tolist() == [1000] * 10
     assert data.test.truth.bincount().tolist() == [200] * 10
     assert data.classes[0] == "T-shirt"
-    train, test = ({image.numpy().tobytes() for image in part.pictures} for part in (data.train, data.test))
+    train, test = ({image.numpy().tobytes() for image in part.images} for part in (data.train, data.test))
     assert not train & test
 
 
@@ -77,14 +77,14 @@ def test_photos_are_turned_upright_shrunk_and_coloured(tmp_path: Path) -> None:
     tall.save(tmp_path / "a.jpg", exif=exif)
     Image.new("RGBA", (50, 60), (255, 0, 0, 255)).save(tmp_path / "b.png")
     data = load_dataset(open_source(tmp_path), size=50)
-    assert [tuple(picture.shape) for picture in data.train.pictures] == [(3, 200, 100), (3, 60, 50)]
-    assert data.train.pictures[1][:, 0, 0].tolist() == [255, 0, 0]
+    assert [tuple(picture.shape) for picture in data.train.images] == [(3, 200, 100), (3, 60, 50)]
+    assert data.train.images[1][:, 0, 0].tolist() == [255, 0, 0]
 
 
 def test_arrays_with_labels_are_read_and_split(tmp_path: Path) -> None:
     data = load_dataset(open_source(write_npz(tmp_path / "bars.npz", per_class=25)), seed=0)
     assert (len(data.train), len(data.test)) == (90, 10)
-    assert data.train.pictures.shape == (90, 1, 16, 16)
+    assert data.train.images.shape == (90, 1, 16, 16)
 
 
 def test_colour_arrays_come_channels_first(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_colour_arrays_come_channels_first(tmp_path: Path) -> None:
     images[..., 2] = 200
     np.savez(tmp_path / "blue.npz", x_train=images, y_train=np.arange(6) % 2, x_test=images, y_test=np.arange(6) % 2)
     data = load_dataset(open_source(tmp_path / "blue.npz"), seed=0)
-    assert torch.equal(data.test.pictures.float().mean((0, 2, 3)), torch.tensor([0.0, 0.0, 200.0]))
+    assert torch.equal(data.test.images.float().mean((0, 2, 3)), torch.tensor([0.0, 0.0, 200.0]))
 
 
 def test_labels_may_be_any_numbers_and_test_may_have_more_classes(tmp_path: Path) -> None:

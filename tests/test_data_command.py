@@ -11,8 +11,8 @@ from PIL import Image
 from cmsf.cli import main
 from cmsf.data import open_source
 from cmsf.data.imagenet import imagenet_100, simclr_files
-from cmsf.data.labels import Labels, changed
-from cmsf.data.prepare import listed_labels, load_dataset
+from cmsf.data.labels import Labels, modify_labels
+from cmsf.data.prepare import load_dataset, read_label_list
 from cmsf.data.sources.table import read_table
 from cmsf.recipes.recipe import Recipe
 
@@ -209,7 +209,7 @@ def as_source(file: Path) -> dict[str, str | None]:
 def as_labels(photos: Path, file: Path) -> dict[str, str | None]:
     """Labels by the real file, as training would know them with --labels."""
     source = open_source(photos)
-    known = zip(source.train.images.paths, listed_labels(source, file)["train"], strict=True)
+    known = zip(source.train.images.paths, read_label_list(source, file)["train"], strict=True)
     return {str((photos / path).resolve()): name for path, name in known if name is not None}
 
 
@@ -223,10 +223,10 @@ def test_a_list_serves_as_data_and_as_labels_alike(
     assert "15 of 30 training images labelled (50 %)" in said
     assert f"list  {out}" in said
     part = open_source(photos).train
-    wanted = changed(Labels.of(part.names), share=0.5, noise=0.4, seed=3)
+    wanted = modify_labels(Labels.from_names(part.names), share=0.5, noise=0.4, seed=3)
     by_file = {
         str((photos / path).resolve()): name
-        for path, name in zip(part.images.paths, wanted.called(), strict=True)
+        for path, name in zip(part.images.paths, wanted.to_names(), strict=True)
         if name is not None
     }
     assert len(by_file) == 15
@@ -256,8 +256,8 @@ def test_the_recipe_s_options_give_the_labels_of_the_list(tmp_path: Path, capsys
     direct = load_dataset(source, Recipe(labels_per_class=5, label_noise=0.5, seed=2), 16)
     assert len(direct.train.labelled) == 20
     assert (
-        Labels(listed.train.label, listed.label_names).called()
-        == Labels(direct.train.label, direct.label_names).called()
+        Labels(listed.train.label, listed.label_names).to_names()
+        == Labels(direct.train.label, direct.label_names).to_names()
     )
     assert torch.equal(listed.train.truth, direct.train.truth)
 
@@ -265,8 +265,8 @@ def test_the_recipe_s_options_give_the_labels_of_the_list(tmp_path: Path, capsys
 def test_the_real_corruption_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_npz(tmp_path / "bars.npz", per_class=100, classes=4, side=8)
     said = run(capsys, "labels", tmp_path / "bars.npz", "--noise", "0.3", "--out", tmp_path / "x.csv")
-    own = Labels.of(open_source(tmp_path / "bars.npz").train.names)
-    wrong = sum(one != other for one, other in zip(own.called(), read_table(tmp_path / "x.csv").labels, strict=True))
+    own = Labels.from_names(open_source(tmp_path / "bars.npz").train.names)
+    wrong = sum(one != other for one, other in zip(own.to_names(), read_table(tmp_path / "x.csv").labels, strict=True))
     assert 80 < wrong < 160
     assert f"{wrong} of 400 labels replaced by the noise ({wrong / 4:.2f} %)" in said
     said = run(capsys, "labels", tmp_path / "bars.npz", "--labels", tmp_path / "x.csv")

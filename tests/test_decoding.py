@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cmsf.data import Unreadable
 from cmsf.data.decoding import shrink
-from cmsf.data.images import Files
+from cmsf.data.images import FileImages
 
 WHOLE = 1 << 20
 ORIENTATION = 0x0112
@@ -37,24 +37,24 @@ def colours(height: int = 5, width: int = 7, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def save(folder: Path, image: Image.Image, name: str, **options) -> Files:
+def save(folder: Path, image: Image.Image, name: str, **options) -> FileImages:
     image.save(folder / name, **options)
-    return Files(folder, [name])
+    return FileImages(folder, [name])
 
 
-def pixels(files: Files, enough: int = WHOLE) -> np.ndarray:
+def pixels(files: FileImages, enough: int = WHOLE) -> np.ndarray:
     """As rows of red, green and blue."""
     decoded = files.decode(0, enough)
     assert (decoded.dtype, decoded.shape[0]) == (torch.uint8, 3)
     return decoded.permute(1, 2, 0).numpy()
 
 
-def row(files: Files) -> list[list[int]]:
+def row(files: FileImages) -> list[list[int]]:
     """The pixels of the first row."""
     return pixels(files)[0].tolist()
 
 
-def grey(files: Files) -> list[int]:
+def grey(files: FileImages) -> list[int]:
     """The values of the first row of a picture that must be grey."""
     seen = pixels(files)
     assert (seen == seen[:, :, :1]).all()
@@ -74,7 +74,7 @@ def turned(orientation: int) -> Image.Exif:
 def refused(folder: Path, name: str, content: bytes) -> str:
     """Why a file cannot be read."""
     (folder / name).write_bytes(content)
-    files = Files(folder, [name])
+    files = FileImages(folder, [name])
     with pytest.raises(Unreadable) as caught:
         files.decode(0, WHOLE)
     assert caught.value.path == name
@@ -250,7 +250,7 @@ def test_sixteen_bits_a_colour_are_read(tmp_path: Path) -> None:
     body = chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0))
     body += chunk(b"IDAT", zlib.compress(b"\0" + struct.pack(">3H", *values)))
     (tmp_path / "x.png").write_bytes(b"\x89PNG\r\n\x1a\n" + body + chunk(b"IEND", b""))
-    assert_close(pixels(Files(tmp_path, ["x.png"]))[0, 0], [value / 257 for value in values], 1)
+    assert_close(pixels(FileImages(tmp_path, ["x.png"]))[0, 0], [value / 257 for value in values], 1)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_of_several_frames_the_first_is_seen(name: str, tmp_path: Path) -> None:
 def test_the_suffix_does_not_decide_the_kind(tmp_path: Path) -> None:
     picture = colours()
     Image.fromarray(picture).save(tmp_path / "really-a-png.jpg", format="PNG")
-    np.testing.assert_array_equal(pixels(Files(tmp_path, ["really-a-png.jpg"])), picture)
+    np.testing.assert_array_equal(pixels(FileImages(tmp_path, ["really-a-png.jpg"])), picture)
 
 
 @pytest.mark.parametrize("side", [(800, 600), (601, 999), (160, 1280), (1000, 81), (64, 64), (30, 50)])
@@ -391,7 +391,7 @@ def test_a_decompression_bomb_is_refused_before_it_takes_memory(tmp_path: Path) 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert "decompression bomb" in refused(tmp_path, "bomb.png", content)
     with pytest.raises(Unreadable, match=r"bomb\.png: .*decompression bomb"):
-        Files(tmp_path, ["bomb.png"]).size(0)
+        FileImages(tmp_path, ["bomb.png"]).size(0)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kilobytes
 
 
@@ -441,7 +441,7 @@ def test_what_is_no_image_is_called_that(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_called_that(tmp_path: Path) -> None:
-    files = Files(tmp_path, ["gone.jpg"])
+    files = FileImages(tmp_path, ["gone.jpg"])
     for ask in (lambda: files.size(0), lambda: files.decode(0, 64)):
         with pytest.raises(Unreadable, match=r"gone\.jpg: there is no such file"):
             ask()
@@ -450,4 +450,4 @@ def test_a_file_that_is_not_there_is_called_that(tmp_path: Path) -> None:
 def test_a_folder_in_the_place_of_an_image_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder.jpg").mkdir()
     with pytest.raises(Unreadable, match=r"folder\.jpg: "):
-        Files(tmp_path, ["folder.jpg"]).decode(0, 64)
+        FileImages(tmp_path, ["folder.jpg"]).decode(0, 64)

@@ -48,11 +48,11 @@ def test_whatever_features_depend_on_makes_them_anew(what: str, tmp_path: Path) 
     elif what == "statistics":
         network.layers[1].running_mean += 1
     elif what == "images":
-        pictures = split.pictures.clone()
+        pictures = split.images.clone()
         pictures[-1, 0, 0, 0] += 1
-        split = replace(split, pictures=pictures)
+        split = replace(split, images=pictures)
     elif what == "order":
-        split = split.part(torch.arange(29, -1, -1))
+        split = split.subset(torch.arange(29, -1, -1))
     else:
         size = 8
     network.seen = 0

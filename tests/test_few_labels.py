@@ -9,7 +9,7 @@ from helpers import write_npz
 from test_linear import separable
 from torch import nn
 
-from cmsf.data import Dataset, arrange, load_dataset, open_source
+from cmsf.data import Dataset, build_dataset, load_dataset, open_source
 from cmsf.evaluation import FeatureExtractor, Few, evaluate_few_labels, listed, seeded_shares
 from cmsf.evaluation.finetune import TuningCourse, fine_tune
 from cmsf.evaluation.predict import score_all
@@ -80,7 +80,7 @@ def bars(tmp_path: Path) -> Path:
 def from_list(file: Path, bars: Path) -> Few:
     recipe = Recipe(seed=0)
     data = load_dataset(open_source(bars), recipe, 16)
-    return listed(file, arrange(open_source(bars), recipe, labels=file), data)
+    return listed(file, build_dataset(open_source(bars), recipe, labels=file), data)
 
 
 def test_a_list_says_which_images_are_labelled_and_how(bars: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import cmsf
 from cmsf import api
 from cmsf.api import _how
 from cmsf.cli import main
-from cmsf.data import arrange, open_source
+from cmsf.data import build_dataset, open_source
 from cmsf.evaluation import FeatureExtractor, finetune
 from cmsf.evaluation.finetune import TuningCourse, fine_tune, fine_tune_in_rounds, new_classifier
 from cmsf.recipes.recipe import Recipe
@@ -353,7 +353,7 @@ def test_a_class_keeps_its_last_label(tmp_path: Path) -> None:
     rows = [f"{int(np.flatnonzero(label == c)[0])},{c}" for c in range(4)]
     (tmp_path / "one.csv").write_text("index,label\n" + "\n".join(rows) + "\n")
     for seed in range(20):
-        arranged = arrange(open_source(data), Recipe(seed=seed), labels=tmp_path / "one.csv")
+        arranged = build_dataset(open_source(data), Recipe(seed=seed), labels=tmp_path / "one.csv")
         assert len(arranged.train.labelled) == 4
         assert len(arranged.test) >= 12
 

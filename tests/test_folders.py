@@ -72,7 +72,7 @@ def test_files_may_be_called_anything(name: str, tmp_path: Path) -> None:
     put(tmp_path / "folder with spaces" / name, 9)
     data = load_dataset(tmp_path)
     assert data.train.paths == [f"folder with spaces/{name}"]
-    assert data.train.pictures[0][:, 0, 0].tolist() == [9, 0, 7]
+    assert data.train.images[0][:, 0, 0].tolist() == [9, 0, 7]
 
 
 def test_two_spellings_of_one_letter_are_two_files(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_two_spellings_of_one_letter_are_two_files(tmp_path: Path) -> None:
         put(tmp_path / normalize(form, "é.png"), shade)
     data = load_dataset(tmp_path)
     assert len(data.train) == 2
-    assert {int(picture[0, 0, 0]) for picture in data.train.pictures} == {0, 1}
+    assert {int(picture[0, 0, 0]) for picture in data.train.images} == {0, 1}
 
 
 def test_a_class_is_the_same_however_its_letters_are_composed(tmp_path: Path) -> None:
@@ -366,10 +366,10 @@ def test_broken_images_are_left_out_of_both_splits_and_the_others_stay_where_the
         assert split.truth.tolist() == before.truth[kept].tolist()
         assert split.label.tolist() == before.label[kept].tolist()
         everything = split.read(torch.arange(len(split)), 128)
-        wanted = [before.pictures[i] for i in kept.nonzero()[:, 0].tolist()]
+        wanted = [before.images[i] for i in kept.nonzero()[:, 0].tolist()]
         assert all(torch.equal(one, other) for one, other in zip(everything, wanted, strict=True))
     assert data.in_memory == (cache != "off")
-    assert isinstance(data.train.pictures, Images) == (cache == "off")
+    assert isinstance(data.train.images, Images) == (cache == "off")
 
 
 def test_images_that_are_not_cached_are_not_read_before_they_are_needed(photos: Path) -> None:
@@ -439,7 +439,7 @@ def test_images_are_cached_by_their_measured_size(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr("cmsf.data.prepare.available_memory", lambda available=available: available)
         data = load_dataset(tmp_path)
         assert data.in_memory == fits
-        assert isinstance(data.test.pictures, Images) != fits
+        assert isinstance(data.test.images, Images) != fits
         assert load_dataset(tmp_path, cache="ram").in_memory
         assert not load_dataset(tmp_path, cache="off").in_memory
 
@@ -451,7 +451,7 @@ def test_large_images_count_as_what_is_kept_of_them(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("cmsf.data.prepare.available_memory", lambda: 2 * kept)
     data = load_dataset(tmp_path, size=25)
     assert data.in_memory
-    assert tuple(data.train.pictures.shape) == (6, 3, 50, 100)
+    assert tuple(data.train.images.shape) == (6, 3, 50, 100)
     assert not load_dataset(tmp_path, size=26).in_memory
 
 

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cmsf.cli.comparison import Comparison
-from cmsf.data.sources.table import read_mapping, read_table, write_rows
+from cmsf.data.sources.table import read_mapping, read_table, write_csv
 from cmsf.evaluation.transfer.suite import read_suite
 from cmsf.recipes.recipe import Recipe
 from cmsf.utils.errors import BadInput
@@ -199,7 +199,7 @@ def test_any_table_is_read_or_refused(rows: list[tuple[str, str]], header: str, 
 @given(rows=st.lists(st.tuples(WORDS, WORDS), max_size=6))
 def test_what_is_written_as_csv_comes_back(rows: list[tuple[str, str]], tmp_path: Path) -> None:
     file = tmp_path / "written.csv"
-    write_rows(file, ("path", "label"), rows)
+    write_csv(file, ("path", "label"), rows)
     with file.open(encoding="utf-8", newline="") as stream:
         assert list(csv.reader(stream, strict=True)) == [["path", "label"], *map(list, rows)]
 

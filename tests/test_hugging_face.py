@@ -56,11 +56,11 @@ def test_a_saved_dict_has_its_splits_as_parts(tmp_path: Path) -> None:
     assert is_saved_dataset(tmp_path / "pets")
     source = open_hugging_face(str(tmp_path / "pets"))
     assert source.name == "pets"
-    assert {part: len(images) for part, images in source.parts.items()} == {"train": 3, "val": 1, "test": 2}
+    assert {part: len(images) for part, images in source.splits.items()} == {"train": 3, "val": 1, "test": 2}
     assert source.classes == ("猫", "dog")
     assert source.train.names == ["dog", "猫", "dog"]
     assert _reds(source.train.images) == [0, 1, 2]
-    assert list(source.parts["test"].images.paths) == ["test/0", "test/1"]
+    assert list(source.splits["test"].images.paths) == ["test/0", "test/1"]
     assert source.notes == ("splits left alone: extra (2 rows)",)
 
 
@@ -69,7 +69,7 @@ def test_a_saved_single_set_is_training_images(tmp_path: Path) -> None:
     assert is_saved_dataset(tmp_path / "one")
     assert not is_saved_dataset(tmp_path)
     source = open_hugging_face(str(tmp_path / "one"))
-    assert list(source.parts) == ["train"]
+    assert list(source.splits) == ["train"]
     assert list(source.train.images.paths) == ["train/x.png", "train/y.png"]
 
 
@@ -113,9 +113,9 @@ def test_a_parquet_file_and_a_folder_of_them(tmp_path: Path) -> None:
     for split, labels in (("train", [0, 1, 1]), ("test", [1])):
         _made(labels, ["a", "b"]).to_parquet(folder / f"{split}-00000-of-00001.parquet")
     one = open_hugging_face(str(folder / "train-00000-of-00001.parquet"))
-    assert (list(one.parts), one.train.names) == (["train"], ["a", "b", "b"])
+    assert (list(one.splits), one.train.names) == (["train"], ["a", "b", "b"])
     source = open_hugging_face(str(folder))
-    assert {part: len(images) for part, images in source.parts.items()} == {"train": 3, "test": 1}
+    assert {part: len(images) for part, images in source.splits.items()} == {"train": 3, "test": 1}
     assert _reds(source.train.images) == [0, 1, 2]
 
 
@@ -147,7 +147,7 @@ def test_a_folder_of_images_with_metadata(tmp_path: Path) -> None:
             Image.new("RGB", (4, 4), (ord(name), 0, 0)).save(tmp_path / "folder" / split / f"{name}.png")
         (tmp_path / "folder" / split / "metadata.csv").write_text("file_name,label\na.png,cat\nb.png,dog\n")
     source = open_hugging_face(str(tmp_path / "folder"))
-    assert list(source.parts) == ["train", "test"]
+    assert list(source.splits) == ["train", "test"]
     labels = dict(zip(source.train.images.paths, source.train.names, strict=True))
     assert labels == {"train/a.png": "cat", "train/b.png": "dog"}
     place = list(source.train.images.paths).index("train/b.png")

@@ -92,6 +92,6 @@ def test_raw_pixels_find_an_image_that_is_there_already() -> None:
 
 def test_unlabelled_data_cannot_be_judged_and_says_so() -> None:
     none = torch.full((9,), -1)
-    unlabelled = Split(noise_split(9, 0).pictures, list("abcdefghi"), none, none)
+    unlabelled = Split(noise_split(9, 0).images, list("abcdefghi"), none, none)
     with pytest.raises(BadInput, match="no labels to judge by"):
         evaluate_knn(FeatureExtractor(network(), 12), Dataset("flat", (), (), unlabelled, None, "none"))

@@ -15,9 +15,17 @@ from torch import Tensor
 import cmsf
 from cmsf.data import Dataset, open_source
 from cmsf.data.imagenet import coarse_groups, imagenet_100, simclr_files
-from cmsf.data.labels import Labels, changed, coarsened, noisy, number_of_each_class, read_groups, share_of_each_class
+from cmsf.data.labels import (
+    Labels,
+    add_noise,
+    coarsen,
+    modify_labels,
+    number_of_each_class,
+    read_groups,
+    share_of_each_class,
+)
 from cmsf.data.prepare import load_dataset as load_images
-from cmsf.data.sources.table import write_rows
+from cmsf.data.sources.table import write_csv
 from cmsf.recipes.recipe import Recipe
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
@@ -87,13 +95,13 @@ def test_every_image_has_the_same_chance_to_be_kept() -> None:
 @pytest.mark.parametrize("rate", [0.05, 0.25, 0.5, 1.0])
 def test_noise_replaces_labels_at_its_rate(rate: float) -> None:
     before = labels(*[2000] * 10)
-    replaced = int((noisy(before, rate, seed=0).number != before.number).sum())
+    replaced = int((add_noise(before, rate, seed=0).number != before.number).sum())
     assert abs(replaced - 20_000 * rate) <= 4 * (20_000 * rate * (1 - rate)) ** 0.5
 
 
 def test_noise_never_gives_the_same_class_and_leaves_unlabelled_images_alone() -> None:
     before = labels(500, 400, 300, unknown=200)
-    after = noisy(before, 1.0, seed=7)
+    after = add_noise(before, 1.0, seed=7)
     assert (after.number != before.number)[before.known].all()
     assert torch.equal(after.known, before.known)
     assert after.number.max() < 3
@@ -102,7 +110,7 @@ def test_noise_never_gives_the_same_class_and_leaves_unlabelled_images_alone() -
 
 def test_a_replaced_label_is_any_other_class_alike() -> None:
     before = labels(*[5000] * 8)
-    after = noisy(before, 0.5, seed=1)
+    after = add_noise(before, 0.5, seed=1)
     table = torch.zeros(8, 8).index_put_((before.number, after.number), torch.ones(()), accumulate=True)
     others = table[~torch.eye(8, dtype=torch.bool)].view(8, 7)
     expected = others.sum(1, keepdim=True) / 7
@@ -112,57 +120,57 @@ def test_a_replaced_label_is_any_other_class_alike() -> None:
 
 def test_noise_of_two_classes_swaps_them() -> None:
     before = labels(50, 50)
-    assert torch.equal(noisy(before, 1.0, seed=0).number, 1 - before.number)
+    assert torch.equal(add_noise(before, 1.0, seed=0).number, 1 - before.number)
 
 
 def test_noise_depends_on_the_seed_and_the_image_and_on_nothing_else() -> None:
     before = labels(*[300] * 5)
-    after = noisy(before, 0.4, seed=2)
-    assert torch.equal(after.number, noisy(before, 0.4, seed=2).number)
-    assert not torch.equal(after.number, noisy(before, 0.4, seed=3).number)
+    after = add_noise(before, 0.4, seed=2)
+    assert torch.equal(after.number, add_noise(before, 0.4, seed=2).number)
+    assert not torch.equal(after.number, add_noise(before, 0.4, seed=3).number)
     beginning = Labels(before.number[:700], before.names)
-    assert torch.equal(noisy(beginning, 0.4, seed=2).number, after.number[:700])
-    some = before.only(torch.arange(len(before)) % 3 == 0)
-    assert torch.equal(noisy(some, 0.4, seed=2).number[some.known], after.number[some.known])
+    assert torch.equal(add_noise(beginning, 0.4, seed=2).number, after.number[:700])
+    some = before.keep(torch.arange(len(before)) % 3 == 0)
+    assert torch.equal(add_noise(some, 0.4, seed=2).number[some.known], after.number[some.known])
 
 
 def test_noise_is_not_the_choice_of_what_is_kept() -> None:
     """Were both the same draw, the labels that are kept would be wrong first."""
     before = labels(*[2000] * 5)
     kept = share_of_each_class(before, 0.1, seed=0)
-    wrong = (noisy(kept, 0.3, seed=0).number != kept.number)[kept.known].float().mean()
+    wrong = (add_noise(kept, 0.3, seed=0).number != kept.number)[kept.known].float().mean()
     assert abs(wrong - 0.3) < 4 * (0.3 * 0.7 / 1000) ** 0.5
 
 
 def test_noise_needs_two_classes() -> None:
     with pytest.raises(BadInput, match="label noise needs two classes or more, and there are 1"):
-        noisy(labels(10), 0.1, seed=0)
+        add_noise(labels(10), 0.1, seed=0)
 
 
 # Coarser
 
 
 def write_mapping(file: Path, **groups: str) -> Path:
-    write_rows(file, ("class", "group"), [(name.replace("_", " "), group) for name, group in groups.items()])
+    write_csv(file, ("class", "group"), [(name.replace("_", " "), group) for name, group in groups.items()])
     return file
 
 
 def test_classes_are_joined_into_groups_by_a_file(tmp_path: Path) -> None:
     file = write_mapping(tmp_path / "map.csv", class_0="plant", class_1="animal", class_2="plant", class_9="stone")
     before = labels(5, 4, 3, unknown=2)
-    after = coarsened(before, read_groups(str(file)), "map.csv")
+    after = coarsen(before, read_groups(str(file)), "map.csv")
     assert after.names == ("animal", "plant")
     assert after.counts().tolist() == [4, 8]
     assert torch.equal(after.known, before.known)
     group = {"class 0": "plant", "class 1": "animal", "class 2": "plant", None: None}
-    assert after.called() == [group[name] for name in before.called()]
+    assert after.to_names() == [group[name] for name in before.to_names()]
 
 
 def test_a_class_without_a_group_is_named(tmp_path: Path) -> None:
     file = write_mapping(tmp_path / "map.csv", class_0="plant")
     with pytest.raises(BadInput, match=r"has no group for 2 of 3 classes \(the first is 'class 1'\)"):
-        changed(labels(5, 4, 3), coarse=str(file))
-    after = changed(labels(5, 0, 0), coarse=str(file))  # what has no images needs no group
+        modify_labels(labels(5, 4, 3), coarse=str(file))
+    after = modify_labels(labels(5, 0, 0), coarse=str(file))  # what has no images needs no group
     assert after.names == ("plant",)
 
 
@@ -173,8 +181,8 @@ def test_wordnet_joins_the_thousand_classes_into_93_groups() -> None:
     assert all(name[0] == "n" and name[1:].isdecimal() and len(name) == 9 for name in groups)
     assert groups[FISH] == groups["n01440764"]  # goldfish and tench
     assert groups[FISH] != groups["n04285008"]  # and a sports car
-    everything = Labels.of(sorted(groups))
-    assert len(changed(everything, coarse="wordnet").names) == 93
+    everything = Labels.from_names(sorted(groups))
+    assert len(modify_labels(everything, coarse="wordnet").names) == 93
 
 
 def test_wordnet_serves_folders_that_are_laid_out_like_tiny_imagenet(tmp_path: Path) -> None:
@@ -196,7 +204,7 @@ def test_wordnet_serves_folders_that_are_laid_out_like_tiny_imagenet(tmp_path: P
 
 def test_wordnet_names_a_class_that_it_does_not_know() -> None:
     with pytest.raises(BadInput, match=r"wordnet has no group for 1 of 2 classes \(the first is 'my dog'\)"):
-        changed(Labels.of([FISH, "my dog"]), coarse="wordnet")
+        modify_labels(Labels.from_names([FISH, "my dog"]), coarse="wordnet")
 
 
 def test_imagenet_100_has_a_hundred_of_the_thousand_classes() -> None:
@@ -215,18 +223,18 @@ def test_simclr_s_lists_have_as_many_files_as_they_should() -> None:
 
 def test_some_classes_alone_are_then_all_there_are() -> None:
     before = labels(5, 4, 3)
-    after = before.only_classes({"class 0", "class 2", "another"}, "list")
+    after = before.keep_classes({"class 0", "class 2", "another"}, "list")
     assert after.names == ("class 0", "class 2")
     assert after.counts().tolist() == [5, 3]
     with pytest.raises(BadInput, match="none of the 1 classes of list is among class 0, class 1"):
-        before.only_classes({"another"}, "list")
+        before.keep_classes({"another"}, "list")
 
 
 # In a recipe
 
 
 def names(numbers: Tensor, called: tuple[str, ...]) -> list[str | None]:
-    return Labels(numbers, called).called()
+    return Labels(numbers, called).to_names()
 
 
 def load_dataset(source: Path, labels: Path | None = None, **settings) -> Dataset:
@@ -277,16 +285,16 @@ def test_the_recipe_s_options_change_labels_and_leave_the_truth(arrays: Path, gr
 def test_labels_are_coarsened_then_chosen_then_made_noisy(arrays: Path, groups: Path) -> None:
     settings = {"coarse_labels": str(groups), "label_share": 0.1, "label_noise": 0.3, "seed": 11}
     data = load_dataset(arrays, **settings)
-    step = coarsened(Labels.of(names(data.train.truth, data.classes), data.classes), read_groups(str(groups)), "")
+    step = coarsen(Labels.from_names(names(data.train.truth, data.classes), data.classes), read_groups(str(groups)), "")
     step = share_of_each_class(step, 0.1, seed=11)
     assert step.counts().tolist() == [8, 8]  # a tenth of each group
-    assert torch.equal(data.train.label, noisy(step, 0.3, seed=11).number)
+    assert torch.equal(data.train.label, add_noise(step, 0.3, seed=11).number)
     assert 0 < int((data.train.label != step.number).sum()) < 16
 
 
 def test_the_options_work_on_listed_labels_too(arrays: Path, groups: Path, tmp_path: Path) -> None:
     rows = [(f"x_train/{i}", ("cat", "elm")[i % 2]) for i in range(100)]
-    write_rows(tmp_path / "list.csv", ("path", "label"), rows)
+    write_csv(tmp_path / "list.csv", ("path", "label"), rows)
     data = load_dataset(arrays, tmp_path / "list.csv", coarse_labels=str(groups), labels_per_class=7)
     assert data.label_names == ("animal", "plant")
     assert data.train.label[data.train.labelled].bincount().tolist() == [7, 7]
@@ -334,7 +342,7 @@ def test_a_hidden_label_cannot_reach_a_loss(tmp_path: Path) -> None:
     np.savez(tmp_path / "seven.npz", x=images, y=generator.integers(0, 7, len(label)))
     for name, given in (("list", label), ("other", (label + np.arange(len(label)) % 2) % 4)):
         rows = [(str(i), "pqrs"[number]) for i, number in enumerate(given) if i % 3]
-        write_rows(tmp_path / f"{name}.csv", ("index", "label"), rows)
+        write_csv(tmp_path / f"{name}.csv", ("index", "label"), rows)
     fast = {"epochs": 1, "batch_size": 16, "log_every": 1, "projection_hidden": 16, "projection_dim": 8}
 
     def train(source: str, listed: str) -> cmsf.Run:
@@ -380,6 +388,6 @@ def test_how_many_labels_the_noise_replaced_is_said(tmp_path: Path) -> None:
 
 def test_noise_stays_among_the_classes_there_are_to_train_on() -> None:
     names = ["a"] * 200 + ["c"] * 200
-    labels = noisy(Labels.of(names, ("a", "b", "c", "d")), 0.5, seed=0)
-    assert set(labels.called()) == {"a", "c"}
-    assert 150 < sum(one != other for one, other in zip(names, labels.called(), strict=True)) < 250
+    labels = add_noise(Labels.from_names(names, ("a", "b", "c", "d")), 0.5, seed=0)
+    assert set(labels.to_names()) == {"a", "c"}
+    assert 150 < sum(one != other for one, other in zip(names, labels.to_names(), strict=True)) < 250

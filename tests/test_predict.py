@@ -18,7 +18,7 @@ from cmsf import api
 from cmsf.cli import main
 from cmsf.data import Unreadable, load_batches, open_source
 from cmsf.data.sources.table import match_labels
-from cmsf.data.transforms import CentreCrop
+from cmsf.data.transforms import CenterCrop
 from cmsf.evaluation import FeatureExtractor
 from cmsf.evaluation.predict import predict
 from cmsf.training import finetune as training_finetune
@@ -187,7 +187,7 @@ def test_a_tolerant_feed_leaves_out_what_is_broken_and_passes_over_what_is_empty
     def leave(i: int, error: Unreadable) -> None:
         told.append((i, error.path))
 
-    crops = {0: CentreCrop(8)}
+    crops = {0: CenterCrop(8)}
     batches = list(load_batches(split, plan, crops, seed=0, device="cpu", workers=workers, on_unreadable=leave))
     assert [batch.index.tolist() for batch in batches] == [good[:2]]
     assert batches[0].crop(crops[0], 0).shape == (2, 3, 8, 8)

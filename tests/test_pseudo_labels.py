@@ -14,7 +14,7 @@ from torch import Tensor
 
 import cmsf
 from cmsf.analysis.pseudo_labels import count_guesses, summarise_guesses
-from cmsf.data.sources.table import write_rows
+from cmsf.data.sources.table import write_csv
 from cmsf.method.pseudo_labels import Layers, PseudoClassifier, PseudoCourse, Vote
 from cmsf.method.rows import Rows
 from cmsf.method.supervision import Guess, PseudoLabels
@@ -224,7 +224,7 @@ def test_hidden_labels_cannot_reach_the_loss(method: str, bars: Path, tmp_path: 
     other = truth.copy()
     other[hidden] = generator.permutation(truth[hidden])
     rows = [(f"x/{i}", str(truth[i])) for i in labelled]
-    write_rows(tmp_path / "some.csv", ("path", "label"), rows)
+    write_csv(tmp_path / "some.csv", ("path", "label"), rows)
     found: list[tuple[Any, Any]] = []
     for name, y in (("true", truth), ("false", other)):
         np.savez(tmp_path / f"{name}.npz", x=images, y=y)
@@ -254,7 +254,7 @@ def test_never_sure_is_semi_basic_to_the_last_bit(bars: Path, tmp_path: Path) ->
 def test_labels_under_other_names_are_learned_and_not_judged(bars: Path, tmp_path: Path) -> None:
     truth = np.load(bars)["y"]
     rows = [(f"x/{i}", f"angle {truth[i]}") for i in range(0, 120, 2)]
-    write_rows(tmp_path / "named.csv", ("path", "label"), rows)
+    write_csv(tmp_path / "named.csv", ("path", "label"), rows)
     settings = {name: value for name, value in SEMI.items() if name != "labels_per_class"}
     run = cmsf.train("cmsf-semi-small", bars, tmp_path / "run", labels=tmp_path / "named.csv", quiet=True, **settings)
     last = metrics(run, "epoch")[-1]
@@ -295,7 +295,7 @@ def test_labels_that_cannot_be_learned_from_are_refused_in_one_line(
     if labels is not None:
         file = tmp_path / "some.csv"
         rows = [(f"x/{i}", labels.get(int(c), "")) for i, c in enumerate(truth) if i % 2 or int(c) == 0]
-        write_rows(file, ("path", "label"), rows)
+        write_csv(file, ("path", "label"), rows)
     with pytest.raises(cmsf.BadInput, match=message):
         cmsf.train("cmsf-semi-small", bars, tmp_path / "run", labels=file, quiet=True, **settings)
     assert not (tmp_path / "run").exists()

@@ -9,9 +9,9 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as reference
 
-from cmsf.data.transforms import Augmentation, RandAugment, RandomCrop, WholeBatch, colours
-from cmsf.data.transforms.crops import Draws
-from cmsf.data.transforms.rand_augment import OPERATIONS, with_square
+from cmsf.data.transforms import Augmentation, RandAugment, RandomCrop, WholeBatch, color
+from cmsf.data.transforms.crops import RandomStream
+from cmsf.data.transforms.rand_augment import OPERATIONS, cutout
 
 SIDE = 32
 WHOLE = RandAugment(RandomCrop(SIDE, scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0))
@@ -71,7 +71,7 @@ def test_the_operations_and_their_ranges_are_fixmatchs_table() -> None:
 def distorted(images: Tensor, index: Tensor, seed: int = 3, epoch: int = 1, view: int = 1) -> Tensor:
     """What RandAugment makes of images, before it is normalised."""
     normalised = WHOLE(WholeBatch(index, seed, epoch, images), view)
-    mean, deviation = torch.tensor(colours.IMAGENET_MEAN), torch.tensor(colours.IMAGENET_DEVIATION)
+    mean, deviation = torch.tensor(color.IMAGENET_MEAN), torch.tensor(color.IMAGENET_STD)
     return normalised * deviation.view(3, 1, 1) + mean.view(3, 1, 1)
 
 
@@ -81,7 +81,7 @@ def test_a_whole_view_is_two_operations_and_a_square_as_drawn_and_every_operatio
     result = distorted(images, index)
     occurred = Counter()
     for i in range(400):
-        draw = Draws(3, 1, index[i : i + 1], 1, RandomCrop.turns)
+        draw = RandomStream(3, 1, index[i : i + 1], 1, RandomCrop.turns)
         numbers, shares, (side, row, column) = draw(2)[0], draw(2)[0].tolist(), draw(3)[0].tolist()
         image = images[i].float() / 255
         for number, share in zip(numbers, shares, strict=True):
@@ -119,7 +119,9 @@ def test_a_view_depends_on_seed_epoch_image_and_view_alone() -> None:
 
 def test_what_is_distorted_is_the_weak_view_of_the_same_crop() -> None:
     images, index, crop = pictures(2000), torch.arange(2000), RandomCrop(16)
-    twice_the_identity = (14 * Draws(0, 0, index, 1, crop.turns)(2)).long().eq(list(TABLE).index("identity")).all(1)
+    twice_the_identity = (
+        (14 * RandomStream(0, 0, index, 1, crop.turns)(2)).long().eq(list(TABLE).index("identity")).all(1)
+    )
     batch = WholeBatch(index[twice_the_identity], 0, 0, images[twice_the_identity])
     strong, weak = RandAugment(crop)(batch, 1), Augmentation(crop)(batch, 1)
     kept = ((strong - weak).abs() < 1e-5).all(1).float().mean((1, 2))
@@ -133,7 +135,7 @@ def test_values_stay_from_black_to_white_whatever_rounding_does_and_the_images_g
     black, white = torch.zeros_like(noise), torch.ones_like(noise)
     for images in (noise, black, white, white + 1e-6):
         given = images.clone()
-        result = WHOLE._distorted(given, Draws(0, 0, torch.arange(400), 1))
+        result = WHOLE._distorted(given, RandomStream(0, 0, torch.arange(400), 1))
         assert result.shape == images.shape
         assert result.min() >= 0
         assert result.max() <= 1
@@ -142,7 +144,7 @@ def test_values_stay_from_black_to_white_whatever_rounding_does_and_the_images_g
 
 def test_the_square_has_the_side_and_the_centre_asked_for_and_is_cut_off_at_the_border() -> None:
     squares = torch.tensor([[0.5, 0.5, 0.5], [0.25, 0.25, 0.75], [0.5, 0.0, 0.999], [0.0, 0.5, 0.5]])
-    result = with_square(torch.zeros(4, 3, SIDE, SIDE), *squares.unbind(1))
+    result = cutout(torch.zeros(4, 3, SIDE, SIDE), *squares.unbind(1))
     expected = torch.zeros(4, 3, SIDE, SIDE)
     expected[0, :, 8:24, 8:24] = 0.5
     expected[1, :, 4:12, 20:28] = 0.5
@@ -166,5 +168,5 @@ def test_squares_are_of_any_side_up_to_half_the_images_and_anywhere() -> None:
 
 def test_a_flat_image_stays_flat_but_for_rounding() -> None:
     flat = 0.7 + 1e-6 * torch.rand(5, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
-    for function in (colours.autocontrasted, colours.equalised):
+    for function in (color.autocontrast, color.equalize):
         torch.testing.assert_close(function(flat), flat, rtol=0, atol=0.5 / 255)

@@ -6,8 +6,8 @@ import pytest
 from helpers import noise
 
 from cmsf.method.losses import PAWS
-from cmsf.recipes import BASELINES, METHODS, NAMES, OURS, SCALES, VARIANTS, explain, get_recipe, named
-from cmsf.recipes.recipe import Recipe, Resolved, parse
+from cmsf.recipes import BASELINES, METHODS, NAMES, OURS, SCALES, VARIANTS, explain, get_recipe
+from cmsf.recipes.recipe import Recipe, Resolved, parse_value
 from cmsf.training.resolve import resolve
 from cmsf.utils.errors import BadInput
 
@@ -15,28 +15,32 @@ from cmsf.utils.errors import BadInput
 def test_every_method_comes_at_every_scale_and_survives_being_saved() -> None:
     assert len(NAMES) == len(METHODS) * len(SCALES)
     for name in NAMES:
-        recipe = named(name)
+        recipe = get_recipe(name)
         assert recipe.name == name
         assert Recipe.from_yaml(recipe.to_yaml(), "test") == recipe
 
 
 def test_the_imagenet_scale_is_the_papers() -> None:
-    recipe = named("cmsf-self-imagenet")
+    recipe = get_recipe("cmsf-self-imagenet")
     assert (recipe.backbone, recipe.size, recipe.bank_size, recipe.batch_size) == ("resnet50", 224, 128_000, 256)
     assert (recipe.epochs, recipe.lr, recipe.sgd_momentum, recipe.weight_decay) == (200, 0.05, 0.9, 1e-4)
     assert (recipe.target_momentum, recipe.target_momentum_end) == (0.99, 0.99)
     assert (recipe.k, recipe.companion_k, recipe.unconstrained_weight) == (5, 5, 0.5)
     assert (recipe.jitter, recipe.greyscale, recipe.blur, recipe.solarise) == (0.8, 0.2, 0.5, 0)
     assert (recipe.brightness, recipe.contrast, recipe.saturation, recipe.hue) == (0.4, 0.4, 0.4, 0.1)
-    assert (named("cmsf-sup-imagenet").k, named("cmsf-sup-all-imagenet").k, named("byol-imagenet").k) == (10, "all", 1)
+    assert (
+        get_recipe("cmsf-sup-imagenet").k,
+        get_recipe("cmsf-sup-all-imagenet").k,
+        get_recipe("byol-imagenet").k,
+    ) == (10, "all", 1)
 
 
 def test_methods_at_one_scale_differ_in_the_objective_alone() -> None:
     objective = {"name", "constraint", "k", "companion_k", "unconstrained_weight", "pseudo_labels"}
     for scale in SCALES:
-        base = named(f"msf-{scale}")
+        base = get_recipe(f"msf-{scale}")
         for method in OURS:
-            for difference in named(f"{method}-{scale}").differences(base):
+            for difference in get_recipe(f"{method}-{scale}").differences(base):
                 assert difference.split(":")[0] in objective
 
 
@@ -45,9 +49,9 @@ def test_a_baseline_has_the_network_views_and_schedule_of_its_scale(scale: str) 
     """It differs by its objective, by which views it compares, and by what is part of the method alone."""
     objective = {"name", "objective", "temperature", "bank_size", "support_classes", "pseudo_threshold"}
     of_the_method = {"simsiam": {"projection_layers", "projection_norm"}, "supcon": {"warmup_epochs"}}
-    base = named(f"msf-{scale}")
+    base = get_recipe(f"msf-{scale}")
     for method in BASELINES:
-        changed = {difference.split(":")[0] for difference in named(f"{method}-{scale}").differences(base)}
+        changed = {difference.split(":")[0] for difference in get_recipe(f"{method}-{scale}").differences(base)}
         assert changed <= objective | {"first_view", "second_view"} | of_the_method.get(method, set())
         assert "objective" in changed
 
@@ -96,12 +100,12 @@ OF_THEIR_PAPERS = {
 
 @pytest.mark.parametrize("method", OF_THEIR_PAPERS)
 def test_at_the_papers_scale_a_baseline_has_its_own_papers_settings(method: str) -> None:
-    recipe = named(f"{method}-imagenet")
+    recipe = get_recipe(f"{method}-imagenet")
     assert {name: getattr(recipe, name) for name in OF_THEIR_PAPERS[method]} == OF_THEIR_PAPERS[method]
 
 
 def test_smaller_scales_have_what_the_papers_have_for_small_images() -> None:
-    fixmatch, isd, paws = named("fixmatch-small"), named("isd-small"), named("paws-small")
+    fixmatch, isd, paws = get_recipe("fixmatch-small"), get_recipe("isd-small"), get_recipe("paws-small")
     assert (fixmatch.pseudo_threshold, fixmatch.unlabelled_weight) == (0.95, 1)
     assert (isd.temperature, isd.target_temperature) == (0.02, "auto")
     assert PAWS(paws.temperature, paws.sharpening) == PAWS(temperature=0.1, sharpening=0.25, smoothing=0.1)
@@ -110,14 +114,14 @@ def test_smaller_scales_have_what_the_papers_have_for_small_images() -> None:
 def test_a_variant_changes_what_it_says_and_variants_add_up() -> None:
     for name, variant in VARIANTS.items():
         for method in variant.methods:
-            plain, changed = named(f"{method}-imagenet"), named(f"{method}+{name}-imagenet")
+            plain, changed = get_recipe(f"{method}-imagenet"), get_recipe(f"{method}+{name}-imagenet")
             changes = variant.changes | variant.at_paper_scale | {"name": f"{method}+{name}-imagenet"}
             assert changed == plain.changed(changes)
-    both = named("supcon+standard-views+without-target+bank-16k-imagenet")
+    both = get_recipe("supcon+standard-views+without-target+bank-16k-imagenet")
     assert (both.first_view, both.second_view, both.weak_crop) == ("weak", "weak", 0.08)
     assert (both.include_query, both.bank_size) == (False, 16_000)
-    assert get_recipe("cmsf-sup+noise-50", small_images=True) == named("cmsf-sup+noise-50-small")
-    assert [named(f"cmsf-sup+top-{k}-small").k for k in (1, 2, 10, 20, 1000, "all")] == [1, 2, 10, 20, 1000, "all"]
+    assert get_recipe("cmsf-sup+noise-50", small_images=True) == get_recipe("cmsf-sup+noise-50-small")
+    assert [get_recipe(f"cmsf-sup+top-{k}-small").k for k in (1, 2, 10, 20, 1000, "all")] == [1, 2, 10, 20, 1000, "all"]
     assert "50 % of the labels" in explain("xent+noise-50")
 
 
@@ -171,7 +175,7 @@ def test_every_field_and_method_is_explained() -> None:
 )
 def test_a_wrong_value_is_refused_with_what_would_do(flag: str, text: str, message: str) -> None:
     with pytest.raises(BadInput) as refusal:
-        Recipe().changed({flag: parse(flag, text)})
+        Recipe().changed({flag: parse_value(flag, text)})
     assert message in str(refusal.value)
 
 
@@ -179,7 +183,7 @@ def test_a_wrong_value_is_refused_with_what_would_do(flag: str, text: str, messa
     ("flag", "text", "value"), [("lr", "1e-3", 0.001), ("k", "all", "all"), ("bank_size", "auto", "auto")]
 )
 def test_flags_are_read_as_what_they_stand_for(flag: str, text: str, value: object) -> None:
-    assert parse(flag, text) == value
+    assert parse_value(flag, text) == value
 
 
 @pytest.mark.parametrize(
@@ -199,7 +203,7 @@ def test_a_file_that_is_no_recipe_is_refused(text: str, message: str) -> None:
 
 
 def test_a_recipe_of_a_run_that_lacks_a_setting_is_of_another_version() -> None:
-    resolved = resolve(named("msf-small"), noise(72, 8), 30)
+    resolved = resolve(get_recipe("msf-small"), noise(72, 8), 30)
     lines = [line for line in resolved.to_yaml().splitlines() if not line.startswith("support_images")]
     with pytest.raises(BadInput, match="says nothing of support_images: another version of cmsf wrote it"):
         Resolved.from_yaml("\n".join(lines), "run/recipe.yaml")
@@ -210,7 +214,7 @@ def test_a_bank_that_no_memory_holds_is_refused_unless_enough_processes_share_it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recipe, data = (
-        replace(named("msf-small"), projection_hidden=2, prediction_hidden=2, projection_dim=1000),
+        replace(get_recipe("msf-small"), projection_hidden=2, prediction_hidden=2, projection_dim=1000),
         noise(72, 8),
     )
     rows = 4 * 72 * 1000
@@ -229,11 +233,11 @@ def test_a_baselines_description_says_whose_settings_it_has() -> None:
 
 def test_eighty_photos_just_work() -> None:
     photos = noise(72, 8)
-    recipe = resolve(named("cmsf-self-standard"), photos, typical_side=600)
+    recipe = resolve(get_recipe("cmsf-self-standard"), photos, median_side=600)
     assert (recipe.bank_size, recipe.batch_size, recipe.size) == (72, 16, 128)
     assert (recipe.projection_hidden, recipe.projection_dim) == (1024, 128)
-    assert resolve(replace(named("msf-small"), batch_size=10), photos, 30).size == 30
-    supcon = named("supcon-standard").changed({"backbone": "small-residual"})  # ten of 200 epochs, as in the paper
+    assert resolve(replace(get_recipe("msf-small"), batch_size=10), photos, 30).size == 30
+    supcon = get_recipe("supcon-standard").changed({"backbone": "small-residual"})  # ten of 200 epochs, as in the paper
     assert [resolve(replace(supcon, epochs=n), photos, 30).warmup_epochs for n in (200, 30, 8)] == [10, 1, 0]
 
 

@@ -103,7 +103,7 @@ def _copies(tmp_path: Path) -> list[Path]:
 def test_any_image_of_any_shard_can_be_read(tmp_path: Path) -> None:
     source = open_shards(_write_shards(tmp_path, shards=3, each=4))
     images = source.train.images
-    assert (source.name, list(source.parts), len(images)) == ("photos", ["train"], 12)
+    assert (source.name, list(source.splits), len(images)) == ("photos", ["train"], 12)
     for i in (11, 0, 5, 5, 8):
         assert _red(images.open(i)) == i
     assert source.train.names == [str(i % 3) for i in range(12)]
@@ -181,15 +181,15 @@ def test_a_key_that_repeats_keeps_names_unique(tmp_path: Path) -> None:
 def test_names_of_shards_say_the_split(tmp_path: Path) -> None:
     both = "::".join(_write_shards(tmp_path, 2, 2, prefix) for prefix in ("set-train", "set-val"))
     source = open_shards(both)
-    assert {part: len(images) for part, images in source.parts.items()} == {"train": 4, "val": 4}
-    assert source.parts["val"].images.paths[3] == "set-val-001/00003.png"
-    assert _reds(source.parts["val"].images) == [0, 1, 2, 3]
+    assert {part: len(images) for part, images in source.splits.items()} == {"train": 4, "val": 4}
+    assert source.splits["val"].images.paths[3] == "set-val-001/00003.png"
+    assert _reds(source.splits["val"].images) == [0, 1, 2, 3]
     alone = open_shards(_write_shards(tmp_path, 2, 2, "set-val"))
-    assert list(alone.parts) == ["train"]
+    assert list(alone.splits) == ["train"]
     folders = open_shards("::".join(_write_shards(tmp_path / name, 1, 2) for name in ("train", "test")))
-    assert list(folders.parts) == ["train", "test"]
+    assert list(folders.splits) == ["train", "test"]
     latest = open_shards(_write_shards(tmp_path, 1, 2, "contest") + "::" + _write_shards(tmp_path, 1, 2, "trains"))
-    assert list(latest.parts) == ["train"]
+    assert list(latest.splits) == ["train"]
 
 
 def test_the_second_start_goes_through_no_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +261,7 @@ def test_blocks_of_a_part_count_its_own_shards(tmp_path: Path) -> None:
         _write_shards(tmp_path, 2, 3, prefix)
     source = open_shards(f"pipe:cat {tmp_path}/set-{{val,train}}-{{000,001}}.tar")
     for part in ("train", "val"):
-        blocks = source.parts[part].images.blocks
+        blocks = source.splits[part].images.blocks
         assert blocks is not None
         assert blocks.tolist() == [0, 0, 0, 1, 1, 1]
         assert sorted(epoch_order(blocks, 6, seed=0, epoch=0).tolist()) == list(range(6))
@@ -331,7 +331,7 @@ def test_images_survive_pickling_with_files_open(tmp_path: Path) -> None:
     assert _red(images.open(4)) == 4
     copy = pickle.loads(pickle.dumps(images))
     assert _reds(copy) == list(range(6))
-    assert _reds(copy.part(torch.tensor([5, 0]))) == [5, 0]
+    assert _reds(copy.subset(torch.tensor([5, 0]))) == [5, 0]
 
 
 def test_more_shards_than_open_files_and_many_threads(tmp_path: Path) -> None:

@@ -33,9 +33,9 @@ def test_a_linked_list_stays_where_it_was_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", ["wds:pipe:cat a.tar", "wds:a.tar::pipe:cat b.tar", "wds:pip{e,e}:cat a.tar"])
 def test_a_command_is_known_in_any_disguise(data: str) -> None:
     pytest.importorskip("webdataset")
-    assert DataRequest(data).runs_a_command
-    assert DataRequest("sample", val=data).runs_a_command
-    assert not DataRequest("wds:a-{0..3}.tar").runs_a_command
+    assert DataRequest(data).runs_command
+    assert DataRequest("sample", val=data).runs_command
+    assert not DataRequest("wds:a-{0..3}.tar").runs_command
 
 
 def test_a_name_that_is_too_long_for_a_file_is_none_that_is_there() -> None:

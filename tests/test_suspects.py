@@ -30,8 +30,8 @@ from cmsf.analysis.label_issues import (
 )
 from cmsf.cli import main
 from cmsf.data import Dataset, Split, open_source
-from cmsf.data.labels import Labels, noisy
-from cmsf.data.prepare import listed_labels, load_dataset
+from cmsf.data.labels import Labels, add_noise
+from cmsf.data.prepare import load_dataset, read_label_list
 from cmsf.evaluation.knn import Ballot
 from cmsf.recipes.recipe import Recipe
 from cmsf.utils.constants import UNKNOWN
@@ -143,7 +143,7 @@ def clusters(per_class: int, classes: int, spread: float, seed: int = 0) -> tupl
 @pytest.mark.parametrize("rate", [0.02, 0.1, 0.3])
 def test_wrong_labels_of_easy_images_are_found_and_right_ones_left(rate: float) -> None:
     features, truth = clusters(150, 6, spread=0.8)
-    label = noisy(Labels(truth, tuple("abcdef")), rate, seed=3).number
+    label = add_noise(Labels(truth, tuple("abcdef")), rate, seed=3).number
     wrong, score = label != truth, verdicts(features, label).score
     assert score[wrong].min() > score[~wrong].max()
     found = verdicts(features, label)
@@ -305,7 +305,7 @@ def test_names_from_data_stay_data_in_the_list_and_in_a_line_on_the_screen(
     assert {row["label"] for row in rows} == set(HOSTILE)
     assert {row["suggested"] for row in rows} <= set(HOSTILE)
     source = open_source(photos)
-    assert [name for name in listed_labels(source, out)["train"] if name is not None]
+    assert [name for name in read_label_list(source, out)["train"] if name is not None]
 
 
 def test_a_corrected_list_corrects_the_labels_and_leaves_the_others(
@@ -334,7 +334,7 @@ def test_a_corrected_list_corrects_the_labels_and_leaves_the_others(
     assert f"{changed} labels corrected, of {len(rows)} listed" in said
     assert "classes that were not there before: 'a new class'" in said
     source = open_source(photos)
-    given = dict(zip(source.train.images.paths, listed_labels(source, corrected)["train"], strict=True))
+    given = dict(zip(source.train.images.paths, read_label_list(source, corrected)["train"], strict=True))
     assert given == expected
 
 
@@ -375,7 +375,7 @@ def test_a_list_of_other_labels_is_checked_against_the_sources_own(
     assert suspects(run.path, "--data", data, "--labels", labels, "--out", out, "--least", "0.6") == 0
     assert "by the truth" in capsys.readouterr().out
     source = open_source(data)
-    given = dict(zip(source.train.images.paths, listed_labels(source, labels)["train"], strict=True))
+    given = dict(zip(source.train.images.paths, read_label_list(source, labels)["train"], strict=True))
     assert all(given[row["path"]] == row["label"] for row in rows_of(out))
 
 

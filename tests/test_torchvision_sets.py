@@ -11,7 +11,7 @@ import torch
 import torchvision.datasets
 from PIL import Image
 
-from cmsf.data.images import Arrays, Files
+from cmsf.data.images import ArrayImages, FileImages
 from cmsf.data.sources.torchvision import SetImages, default_root, open_torchvision
 from cmsf.utils.errors import BadInput
 
@@ -50,10 +50,10 @@ def test_arrays_of_a_set_become_its_parts(tmp_path: Path) -> None:
     pixels = _write_fashion(tmp_path)
     source = open_torchvision(f"FashionMNIST@{tmp_path}")
     assert source.name == "FashionMNIST"
-    assert list(source.parts) == ["train", "test"]
-    assert isinstance(source.train.images, Arrays)
-    assert torch.equal(source.train.images.pictures[:, 0], torch.from_numpy(pixels["train"]))
-    assert np.array_equal(np.asarray(source.parts["test"].images.open(4)), pixels["test"][4])
+    assert list(source.splits) == ["train", "test"]
+    assert isinstance(source.train.images, ArrayImages)
+    assert torch.equal(source.train.images.tensor[:, 0], torch.from_numpy(pixels["train"]))
+    assert np.array_equal(np.asarray(source.splits["test"].images.open(4)), pixels["test"][4])
     assert source.classes == ("T-shirt/top", "Trouser", "Pullover")
     assert source.train.names[:4] == ["T-shirt/top", "Trouser", "Pullover", "T-shirt/top"]
     assert source.train.images.paths[3] == "train/3"
@@ -74,8 +74,8 @@ def test_a_set_without_splits_is_training_images_by_path(tmp_path: Path) -> None
         for i in range(2):
             _write_image(tmp_path / "eurosat" / "2750" / name / f"{name}_{i}.png", 10 * number + i)
     source = open_torchvision(f"EuroSAT@{tmp_path}")
-    assert list(source.parts) == ["train"]
-    assert isinstance(source.train.images, Files)
+    assert list(source.splits) == ["train"]
+    assert isinstance(source.train.images, FileImages)
     assert source.classes == ("Forest", "Höhe", "River")
     assert list(source.train.images.paths) == sorted(source.train.images.paths)
     place = list(source.train.images.paths).index("eurosat/2750/River/River_1.png")
@@ -89,10 +89,10 @@ def test_splits_and_classes_of_several_names(tmp_path: Path) -> None:
             for i in range(count):
                 _write_image(tmp_path / "imagenette2" / split / wordnet / f"{i}.JPEG", i)
     source = open_torchvision(f"Imagenette@{tmp_path}")
-    assert {part: len(images) for part, images in source.parts.items()} == {"train": 6, "val": 4}
+    assert {part: len(images) for part, images in source.splits.items()} == {"train": 6, "val": 4}
     assert source.classes == ("tench", "chain saw")
-    assert source.parts["val"].names == ["tench"] * 2 + ["chain saw"] * 2
-    assert source.parts["val"].images.paths[0] == "imagenette2/val/n01440764/0.JPEG"
+    assert source.splits["val"].names == ["tench"] * 2 + ["chain saw"] * 2
+    assert source.splits["val"].images.paths[0] == "imagenette2/val/n01440764/0.JPEG"
 
 
 def test_unlabelled_images_of_stl10_are_trained_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,8 +108,8 @@ def test_unlabelled_images_of_stl10_are_trained_on_too(tmp_path: Path, monkeypat
     monkeypatch.setattr(torchvision.datasets.STL10, "_check_integrity", lambda _: True)
     source = open_torchvision(f"STL10@{tmp_path}")
     assert source.train.names == ["airplane", "bird", "airplane", "bird", None, None, None]
-    assert source.parts["test"].names == ["airplane", "bird"]
-    assert "val" not in source.parts
+    assert source.splits["test"].names == ["airplane", "bird"]
+    assert "val" not in source.splits
     picture = np.asarray(source.train.images.open(6))
     assert picture.shape == (96, 96, 3)
     assert picture[70, 5].tolist() == [200, 200, 200]
@@ -140,7 +140,7 @@ def test_targets_that_are_no_classes_leave_images_unlabelled(tmp_path: Path) -> 
         (voc / "ImageSets" / "Main").mkdir(parents=True, exist_ok=True)
         (voc / "ImageSets" / "Main" / f"{split}.txt").write_text(name)
     source = open_torchvision(f"VOCDetection@{tmp_path}")
-    assert (source.train.names, source.parts["val"].names, source.classes) == ([None], [None], ())
+    assert (source.train.names, source.splits["val"].names, source.classes) == ([None], [None], ())
     assert source.notes == ("the train and val images of torchvision:VOCDetection come without classes",)
 
 

@@ -117,10 +117,10 @@ def test_sets_without_splits_or_val_have_a_fifth_of_each_class_drawn_and_say_so(
 
 def test_images_without_a_label_are_in_no_split() -> None:
     provided, labels = pool({"train": [10, 10], "val": [5, 5], "test": [5, 5]})
-    labels = labels.only(torch.arange(40) % 2 == 0)
+    labels = labels.keep(torch.arange(40) % 2 == 0)
     assert sum(divide("birds", provided, labels, Rule(), seed=0).counts) == 20
     with pytest.raises(BadInput, match="birds has no labelled images left for test"):
-        divide("birds", provided, labels.only(~provided["test"]), Rule(), seed=0)
+        divide("birds", provided, labels.keep(~provided["test"]), Rule(), seed=0)
 
 
 def write_sun(root: Path, lists: bool) -> Path:

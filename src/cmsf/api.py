@@ -18,7 +18,7 @@ from cmsf.evaluation.finetune import TUNES, Tune, TuningCourse
 from cmsf.evaluation.splits import HeldOut
 from cmsf.method.build import make_learner, starts_from
 from cmsf.models.weights import is_timm_name
-from cmsf.recipes import get_recipe, lacks_scale
+from cmsf.recipes import get_recipe, has_scale
 from cmsf.recipes.recipe import Recipe, british
 from cmsf.report.collect import Machine
 from cmsf.report.write import LiveReport, write_report
@@ -85,11 +85,11 @@ def train(
             world.barrier()  # until the first process has made the folder, which says how images are kept
         request = DataRequest.of(data, labels, val)
         source = open_source(data)
-        side = source.typical_side()
+        side = source.median_side()
         if isinstance(recipe, str):
             name, recipe = recipe, get_recipe(recipe, small_images=side <= LARGEST_SMALL_IMAGE)
-            out = Path("runs") / (recipe.name if lacks_scale(name) else Path(name).stem) if out is None else out
-            if lacks_scale(name):
+            out = Path("runs") / (Path(name).stem if has_scale(name) else recipe.name) if out is None else out
+            if not has_scale(name):
                 screen.print(f"{name} is {recipe.name} here: the images are {side} px on their shorter side")
         recipe = _with_lasting_paths(recipe.changed(changes))
         folder = RunFolder(Path("runs") / recipe.name if out is None else expand_user(out))

@@ -74,13 +74,13 @@ def find_suspects(features: Callable[[Split], Tensor], data: Dataset, least: flo
     Equal scores are in the order of the images. With least=0, they are all there.
     """
     images = data.train.labelled
-    split = data.train.part(images)
+    split = data.train.subset(images)
     if len(split.label.unique()) < 2:
         raise BadInput(_too_few(data, split))
     found = verdicts(features(split), split.label)
     order = found.score.argsort(descending=True, stable=True)
     order = order[found.score[order] >= least]
-    truth = Labels(data.as_label(split.truth), data.label_names).called()
+    truth = Labels(data.as_label(split.truth), data.label_names).to_names()
     names = data.label_names
     label, suggested, near = split.label.tolist(), found.suggested.tolist(), images[found.near].tolist()
     score, mine, theirs = found.score.tolist(), found.label_share.tolist(), found.suggested_share.tolist()

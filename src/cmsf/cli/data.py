@@ -63,8 +63,8 @@ def _data(chosen: argparse.Namespace) -> int:
 
 
 def _counts(source: Source) -> list[str]:
-    lines = [f"{source.name}: {sum(map(len, source.parts.values())):,} images"]
-    for name, part in source.in_order():
+    lines = [f"{source.name}: {sum(map(len, source.splits.values())):,} images"]
+    for name, part in source.ordered_splits():
         counts = Counter(one for one in part.names if one is not None)
         labelled = sum(counts.values())
         line = f"  {name:5}  {len(part):,} images, {labelled:,} labelled ({_per_cent(labelled, len(part))})"
@@ -103,7 +103,7 @@ def _faults(found: Survey) -> list[str]:
         )
     else:
         lines.append("broken: none")
-    groups = found.copies
+    groups = found.duplicates
     if not groups:
         return [*lines, "exact duplicates: none"]
     copies = sum(len(group) - 1 for group in groups)
@@ -113,12 +113,12 @@ def _faults(found: Survey) -> list[str]:
     lines += [f"  {' = '.join(shorten(one.path, _LONGEST) for one in group[:4])}" for group in groups[:_SHOWN]] + _rest(
         len(groups)
     )
-    if found.leaking:
-        lines.append(f"  {_count(len(found.leaking), 'group')} in more than one split: a test on them is none")
-    if found.contradicting:
-        group = found.contradicting[0]
+    if found.leaked:
+        lines.append(f"  {_count(len(found.leaked), 'group')} in more than one split: a test on them is none")
+    if found.conflicting:
+        group = found.conflicting[0]
         names = " against ".join(sorted({one.name for one in group if one.name is not None}))
-        lines.append(f"  {_count(len(found.contradicting), 'group')} of different classes (first: {names})")
+        lines.append(f"  {_count(len(found.conflicting), 'group')} of different classes (first: {names})")
     return lines
 
 

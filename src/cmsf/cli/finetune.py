@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from cmsf.cli.parser import SOURCE_HELP, Parser, add_machine_flags, parse_int, parse_workers, print_paths, set_threads
-from cmsf.recipes.recipe import Recipe, parse
+from cmsf.recipes.recipe import Recipe, parse_value
 
 _MOST_ROUNDS = 100
 _NUMBERS = ("epochs", "lr", "seed")
@@ -58,7 +58,7 @@ def add_parser(commands: Any) -> Parser:
 
 
 def _finetune(chosen: argparse.Namespace) -> int:
-    numbers = {name: parse(name, getattr(chosen, name)) for name in _NUMBERS if getattr(chosen, name) is not None}
+    numbers = {name: parse_value(name, getattr(chosen, name)) for name in _NUMBERS if getattr(chosen, name) is not None}
     Recipe().changed(numbers)  # a value of the wrong kind is refused before torch is even loaded
     rounds = parse_int("--rounds", chosen.rounds, 1, _MOST_ROUNDS, "the paper's are 1 and 2")
 

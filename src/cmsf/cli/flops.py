@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cmsf.analysis.published import IMAGENET_IMAGES
 from cmsf.cli.compute_tables import Row, papers_table, table_of
 from cmsf.cli.parser import Parser, parse_int, print_line, print_paths
-from cmsf.recipes import check_name, named
+from cmsf.recipes import check_recipe_name, get_recipe
 from cmsf.recipes.recipe import AUTO, Recipe
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import expand_user, report_write_errors
@@ -107,8 +107,8 @@ def _told_apart(items: Sequence[str]) -> tuple[list[str], dict[str, Recipe]]:
         elif "/" in item and not item.endswith((".yaml", ".yml")):
             raise BadInput(f"there is no run {item}; give a folder that cmsf train wrote, or a recipe")
         else:
-            check_name(item)
-            recipes[item] = named(item)
+            check_recipe_name(item)
+            recipes[item] = get_recipe(item)
     return runs, recipes
 
 
@@ -134,7 +134,7 @@ def _expected_images(name: str, recipe: Recipe, images: int | None) -> tuple[int
 
     if name.endswith("-small"):
         sample = open_source(None)
-        return images or len(sample.train), sample.typical_side()
+        return images or len(sample.train), sample.median_side()
     if images is None and not name.endswith("-imagenet"):
         raise BadInput(f"what {name} costs depends on how many images there are; give --images N")
     if recipe.size == AUTO:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from cmsf.cli.parser import Parser, print_line, print_paths
-from cmsf.recipes.recipe import Recipe, parse
+from cmsf.recipes.recipe import Recipe, parse_value
 from cmsf.utils.errors import BadInput, first_few
 from cmsf.utils.files import expand_user, read_text, report_write_errors
 
@@ -57,7 +57,7 @@ def _labels(chosen: argparse.Namespace) -> int:
     flags = {"label_share": "share", "labels_per_class": "per_class", "label_noise": "noise", "seed": "seed"}
     asked = {name: getattr(chosen, flag) for name, flag in flags.items() if getattr(chosen, flag) is not None}
     try:
-        numbers = Recipe().changed({name: parse(name, text) for name, text in asked.items()})
+        numbers = Recipe().changed({name: parse_value(name, text) for name, text in asked.items()})
     except BadInput as error:  # said of the recipe's settings, which have longer names
         words = str(error)
         for name, flag in flags.items():
@@ -67,19 +67,19 @@ def _labels(chosen: argparse.Namespace) -> int:
         raise BadInput(f"--out {chosen.out} will not do; a list is written as .csv")
 
     from cmsf.data import open_source
-    from cmsf.data.labels import Labels, changed
-    from cmsf.data.prepare import listed_labels, listed_rows
-    from cmsf.data.sources.table import write_rows
+    from cmsf.data.labels import Labels, modify_labels
+    from cmsf.data.prepare import read_label_list, read_label_rows
+    from cmsf.data.sources.table import write_csv
 
     source = open_source(chosen.source)
     paths = source.train.images.paths
-    labels = Labels.of(source.train.names, source.classes)
+    labels = Labels.from_names(source.train.names, source.classes)
     if chosen.labels is not None:
-        labels = Labels.of(listed_labels(source, expand_user(chosen.labels))["train"])
+        labels = Labels.from_names(read_label_list(source, expand_user(chosen.labels))["train"])
     if chosen.corrections is not None:
-        given = listed_rows(source, expand_user(chosen.corrections))["train"]
+        given = read_label_rows(source, expand_user(chosen.corrections))["train"]
         labels, before = _corrected(labels, given), labels
-        changes = sum(old != new for old, new in zip(before.called(), labels.called(), strict=True))
+        changes = sum(old != new for old, new in zip(before.to_names(), labels.to_names(), strict=True))
         print_line(f"{changes:,} labels corrected, of {len(given):,} listed in {chosen.corrections}")
         new = sorted({name for name in given.values() if name is not None} - {*before.names})
         if new:
@@ -87,29 +87,29 @@ def _labels(chosen: argparse.Namespace) -> int:
     if not labels.known.any():
         raise BadInput(f"{source.name} has no labels to make a list from; give one with --labels")
     if chosen.classes is not None:
-        labels = labels.only_classes(_classes(chosen.classes), chosen.classes)
+        labels = labels.keep_classes(_classes(chosen.classes), chosen.classes)
     if chosen.coarse is not None:
-        labels = changed(labels, coarse=chosen.coarse)
+        labels = modify_labels(labels, coarse=chosen.coarse)
     if chosen.subset is not None:
         labels = _subset(labels, paths, chosen.subset)
-    labels = changed(labels, share=numbers.label_share, per_class=numbers.labels_per_class, seed=numbers.seed)
+    labels = modify_labels(labels, share=numbers.label_share, per_class=numbers.labels_per_class, seed=numbers.seed)
     before = labels
-    labels = changed(labels, noise=numbers.label_noise, seed=numbers.seed)
+    labels = modify_labels(labels, noise=numbers.label_noise, seed=numbers.seed)
     if not labels.known.any():
         raise BadInput(f"no label of {source.name} is left; ask for fewer things at a time")
     for line in _summary(source, labels):
         print_line(line)
     if numbers.label_noise:
         print(_difference("replaced by the noise", before, labels))
-    own = Labels.of(source.train.names, source.classes)
+    own = Labels.from_names(source.train.names, source.classes)
     if chosen.labels is not None and set(labels.names) <= set(own.names):
-        print(_difference("other than the source's own", own, Labels.of(labels.called(), own.names)))
+        print(_difference("other than the source's own", own, Labels.from_names(labels.to_names(), own.names)))
     if chosen.out is not None:
         out = expand_user(chosen.out)
         kept = labels.known.nonzero()[:, 0].tolist()
-        called = labels.called()
+        called = labels.to_names()
         with report_write_errors(out, "give another --out"):
-            write_rows(out, ("path", "label"), [(_as_listed(source, paths[i], out), called[i]) for i in kept])
+            write_csv(out, ("path", "label"), [(_as_listed(source, paths[i], out), called[i]) for i in kept])
         print_paths({"list": out})
     return 0
 
@@ -138,10 +138,10 @@ def _corrected(labels: Labels, given: dict[int, str | None]) -> Labels:
     """The labels with some replaced; a class that nobody has had before is a class like any other."""
     from cmsf.data.labels import Labels
 
-    names = labels.called()
+    names = labels.to_names()
     for image, name in given.items():
         names[image] = name
-    return Labels.of(names, labels.names if {*names} <= {*labels.names, None} else None)
+    return Labels.from_names(names, labels.names if {*names} <= {*labels.names, None} else None)
 
 
 def _classes(asked: str) -> frozenset[str]:
@@ -165,7 +165,7 @@ def _subset(labels: Labels, paths: Any, asked: str) -> Labels:
     missing = wanted.difference(found)
     if missing:
         print_line(f"{len(missing):,} of the {len(wanted):,} files of {asked} are not there, as {min(missing)}")
-    return labels.only(kept)
+    return labels.keep(kept)
 
 
 def _lines(file: str) -> frozenset[str]:
@@ -174,9 +174,9 @@ def _lines(file: str) -> frozenset[str]:
 
 def _as_listed(source: Source, path: str, out: Path) -> str:
     """A file's path relative to the list, so that the list serves as --labels and as --data alike."""
-    from cmsf.data.images import Files
+    from cmsf.data.images import FileImages
 
     images = source.train.images
-    if not isinstance(images, Files):
+    if not isinstance(images, FileImages):
         return path
     return PurePosixPath(os.path.relpath(images.root.resolve() / path, out.resolve().parent)).as_posix()

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from cmsf.cli.parser import Parser
-from cmsf.recipes import BASELINES, OURS, SCALES, VARIANTS, explain, lacks_scale, named
+from cmsf.recipes import BASELINES, OURS, SCALES, VARIANTS, explain, get_recipe, has_scale
 from cmsf.utils.text import escape_unprintable
 
 
@@ -29,11 +29,11 @@ def _recipes(chosen: argparse.Namespace) -> int:
         variants = {name: variant.about for name, variant in VARIANTS.items()}
         _print("\nVariants, as METHOD+VARIANT or METHOD+VARIANT-SCALE, one or several:", variants)
         return 0
-    if lacks_scale(chosen.name):
+    if not has_scale(chosen.name):
         print(explain(chosen.name))
         print("\nIn full: " + ", ".join(f"cmsf recipes {chosen.name}-{scale}" for scale in SCALES))
         return 0
-    recipe = named(chosen.name)
+    recipe = get_recipe(chosen.name)
     for line in (*(f"# {line}".rstrip() for line in explain(chosen.name).splitlines()), *recipe.to_yaml().splitlines()):
         print(escape_unprintable(line))
     return 0

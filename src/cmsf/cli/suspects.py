@@ -126,11 +126,11 @@ def _summary(every: Sequence[Suspect], found: Sequence[Suspect], least: float) -
 
 
 def _write(out: Path, found: Sequence[Suspect]) -> None:
-    from cmsf.data.sources.table import write_rows
+    from cmsf.data.sources.table import write_csv
 
     numbers = ("score", "label_share", "suggested_share")
     rows = [
         [f"{getattr(one, name):.6f}" if name in numbers else str(getattr(one, name)) for name in _HEADER]
         for one in found
     ]
-    write_rows(out, _HEADER, rows)
+    write_csv(out, _HEADER, rows)

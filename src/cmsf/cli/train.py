@@ -8,8 +8,8 @@ from dataclasses import asdict, fields
 from typing import Any, get_args
 
 from cmsf.cli.parser import SOURCE_HELP, Parser, add_machine_flags, parse_workers, print_paths, set_threads
-from cmsf.recipes import METHODS, SCALES, check_name
-from cmsf.recipes.recipe import AMERICAN, Recipe, parse, placeholder
+from cmsf.recipes import METHODS, SCALES, check_recipe_name
+from cmsf.recipes.recipe import AMERICAN, Recipe, metavar, parse_value
 from cmsf.training.options import OnCollapse, OnFullDisk, TrainingOptions
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import expand_user
@@ -91,7 +91,7 @@ def add_parser(commands: Any) -> Parser:
             names = (field.name, *(american for american, name in AMERICAN.items() if name == field.name))
             settings.add_argument(
                 *(f"--{name.replace('_', '-')}" for name in names),
-                metavar=placeholder(field.name),
+                metavar=metavar(field.name),
                 default=argparse.SUPPRESS,
                 help=field.metadata["help"],
                 **switch,
@@ -102,7 +102,7 @@ def add_parser(commands: Any) -> Parser:
 
 def _train(chosen: argparse.Namespace) -> int:
     settings = {f.name for f in fields(Recipe)} - {"name"}
-    changes = {name: parse(name, text) for name, text in vars(chosen).items() if name in settings}
+    changes = {name: parse_value(name, text) for name, text in vars(chosen).items() if name in settings}
     Recipe().changed(changes)  # a value of the wrong kind is refused before torch is even loaded
     minutes: Any = parse_number(chosen.checkpoint_minutes)
     options = TrainingOptions(minutes, chosen.on_full_disk, chosen.on_collapse)
@@ -111,7 +111,7 @@ def _train(chosen: argparse.Namespace) -> int:
     elif chosen.recipe is None:
         raise BadInput("cmsf train wants a RECIPE, or --resume RUN; cmsf recipes lists them, see cmsf train --help")
     else:
-        check_name(chosen.recipe)
+        check_recipe_name(chosen.recipe)
 
     from cmsf.api import resume, train
     from cmsf.training.signals import Stopped

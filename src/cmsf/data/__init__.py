@@ -4,8 +4,8 @@ from cmsf.data.dataset import Dataset, Split
 from cmsf.data.images import Images, Unreadable
 from cmsf.data.loader import available_cores, default_workers, load_batches
 from cmsf.data.open import SAMPLE, DataRequest, open_source
-from cmsf.data.prepare import arrange, load_dataset
-from cmsf.data.sampling import Support
+from cmsf.data.prepare import build_dataset, load_dataset
+from cmsf.data.sampling import SupportSampler
 from cmsf.data.source import Source
 
 __all__ = [
@@ -15,10 +15,10 @@ __all__ = [
     "Images",
     "Source",
     "Split",
-    "Support",
+    "SupportSampler",
     "Unreadable",
-    "arrange",
     "available_cores",
+    "build_dataset",
     "default_workers",
     "load_batches",
     "load_dataset",

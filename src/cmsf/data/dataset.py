@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cmsf.data.images import Images, Unreadable
 from cmsf.data.sampling import epoch_order
-from cmsf.data.transforms import Pictures
+from cmsf.data.transforms import DecodedImages
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.progress import track
 
@@ -27,7 +27,7 @@ class Split:
     label: what training may know. No loss sees anything else.
     """
 
-    pictures: Pictures | Images
+    images: DecodedImages | Images
     paths: Sequence[str]
     truth: Int[Tensor, " n"]
     label: Int[Tensor, " n"]
@@ -35,30 +35,30 @@ class Split:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def read(self, index: Int[Tensor, " b"], enough: int) -> Pictures:
+    def read(self, index: Int[Tensor, " b"], enough: int) -> DecodedImages:
         """Decoded images, on the CPU where they are of many sizes; files keep `enough` pixels a side at least."""
-        pictures = self.pictures
+        pictures = self.images
         if isinstance(pictures, Images):
             with ThreadPoolExecutor() as pool:
                 return list(pool.map(lambda i: pictures.decode(i, enough), index.tolist()))
         return pictures[index] if isinstance(pictures, Tensor) else [pictures[i] for i in index.tolist()]
 
-    def part(self, index: Int[Tensor, " b"]) -> Split:
+    def subset(self, index: Int[Tensor, " b"]) -> Split:
         if torch.equal(index, torch.arange(len(self))):
             return self  # all of them, and no copy
-        if isinstance(self.pictures, Images):
-            pictures: Pictures | Images = self.pictures.part(index)
+        if isinstance(self.images, Images):
+            pictures: DecodedImages | Images = self.images.subset(index)
         else:
             pictures = self.read(index, 0)
         return Split(pictures, [self.paths[i] for i in index.tolist()], self.truth[index], self.label[index])
 
     def order(self, seed: int, epoch: int) -> Int[Tensor, " n"]:
         """In what order an epoch goes through the images."""
-        return epoch_order(self.pictures.blocks if isinstance(self.pictures, Images) else None, len(self), seed, epoch)
+        return epoch_order(self.images.blocks if isinstance(self.images, Images) else None, len(self), seed, epoch)
 
     def fingerprint(self) -> str | None:
         """A hash of the pixels in memory, or of what is known of images that are not; None where nothing is."""
-        pictures, found = self.pictures, sha256()
+        pictures, found = self.images, sha256()
         for i in track(range(len(self)), "looking for changes", len(self)):
             if isinstance(pictures, Images):
                 mark = pictures.mark(i)
@@ -71,7 +71,7 @@ class Split:
         return found.hexdigest()
 
     @property
-    def judged(self) -> Int[Tensor, " m"]:
+    def with_truth(self) -> Int[Tensor, " m"]:
         """The images whose true class is known."""
         return (self.truth != UNKNOWN).nonzero()[:, 0]
 

@@ -80,15 +80,15 @@ class Images(ABC):
         # Raised out here it does not hold on to the error, whose frames hold the file open.
         raise Unreadable(self.paths[i], reason)
 
-    def part(self, index: Int[Tensor, " m"]) -> Images:
-        return Chosen(self, index.tolist())
+    def subset(self, index: Int[Tensor, " m"]) -> Images:
+        return SubsetImages(self, index.tolist())
 
     def mark(self, i: int) -> bytes | None:
         """What changes when the image does, told without decoding it; None where nothing does."""
         return None
 
 
-class Chosen(Images):
+class SubsetImages(Images):
     """Some of other images."""
 
     def __init__(self, images: Images, chosen: Sequence[int]) -> None:
@@ -99,14 +99,14 @@ class Chosen(Images):
     def open(self, i: int) -> Image.Image:
         return self.images.open(self.chosen[i])
 
-    def part(self, index: Int[Tensor, " m"]) -> Images:
-        return Chosen(self.images, [self.chosen[i] for i in index.tolist()])
+    def subset(self, index: Int[Tensor, " m"]) -> Images:
+        return SubsetImages(self.images, [self.chosen[i] for i in index.tolist()])
 
     def mark(self, i: int) -> bytes | None:
         return self.images.mark(self.chosen[i])
 
 
-class Files(Images):
+class FileImages(Images):
     """Image files below a folder."""
 
     def __init__(self, root: Path, paths: Sequence[str]) -> None:
@@ -127,21 +127,21 @@ class Files(Images):
         return f"{file} {state.st_size} {state.st_mtime_ns}".encode()
 
 
-class Arrays(Images):
+class ArrayImages(Images):
     """Images of one size, decoded already."""
 
     def __init__(self, pictures: UInt8[Tensor, "n c h w"], paths: Sequence[str]) -> None:
-        self.pictures, self.paths = pictures, paths
+        self.tensor, self.paths = pictures, paths
 
     def open(self, i: int) -> Image.Image:
-        pixels = self.pictures[i].permute(1, 2, 0).numpy()
+        pixels = self.tensor[i].permute(1, 2, 0).numpy()
         return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
-    def part(self, index: Int[Tensor, " m"]) -> Images:
-        return Arrays(self.pictures[index], [self.paths[i] for i in index.tolist()])
+    def subset(self, index: Int[Tensor, " m"]) -> Images:
+        return ArrayImages(self.tensor[index], [self.paths[i] for i in index.tolist()])
 
     def mark(self, i: int) -> bytes | None:
-        return self.pictures[i].numpy().tobytes()
+        return self.tensor[i].numpy().tobytes()
 
 
 def _reason(error: Exception) -> str:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from cmsf.data.imagenet import coarse_groups
-from cmsf.data.source import ordered
+from cmsf.data.source import sort_classes
 from cmsf.data.sources.table import read_mapping
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
@@ -29,15 +29,15 @@ class Labels:
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, names: Sequence[str | None], classes: tuple[str, ...] | None = None) -> Labels:
-        classes = ordered(names) if classes is None else classes
+    def from_names(cls, names: Sequence[str | None], classes: tuple[str, ...] | None = None) -> Labels:
+        classes = sort_classes(names) if classes is None else classes
         number: dict[str | None, int] = {name: i for i, name in enumerate(classes)} | {None: UNKNOWN}
         return cls(torch.tensor([number[name] for name in names], dtype=torch.int64), classes)
 
     def __len__(self) -> int:
         return len(self.number)
 
-    def called(self) -> list[str | None]:
+    def to_names(self) -> list[str | None]:
         return [None if number == UNKNOWN else self.names[number] for number in self.number.tolist()]
 
     @property
@@ -48,16 +48,16 @@ class Labels:
         """How many images each class has."""
         return self.number[self.known].bincount(minlength=len(self.names))
 
-    def only(self, kept: Bool[Tensor, " n"]) -> Labels:
+    def keep(self, kept: Bool[Tensor, " n"]) -> Labels:
         """The labels of some images alone."""
         return replace(self, number=torch.where(kept, self.number, UNKNOWN))
 
-    def only_classes(self, wanted: Set[str], origin: str) -> Labels:
+    def keep_classes(self, wanted: Set[str], origin: str) -> Labels:
         """The labels of some classes alone, which are then all there are."""
-        found = [name if name in wanted else None for name in self.called()]
+        found = [name if name in wanted else None for name in self.to_names()]
         if not any(found):
             raise BadInput(f"none of the {len(wanted)} classes of {origin} is among {', '.join(self.names[:3])} …")
-        return Labels.of(found, tuple(name for name in self.names if name in wanted))
+        return Labels.from_names(found, tuple(name for name in self.names if name in wanted))
 
 
 def share_of_each_class(labels: Labels, share: float, seed: int) -> Labels:
@@ -70,7 +70,7 @@ def number_of_each_class(labels: Labels, number: int, seed: int) -> Labels:
     return _some_of_each_class(labels, lambda count: number, seed)
 
 
-def noisy(labels: Labels, rate: float, seed: int) -> Labels:
+def add_noise(labels: Labels, rate: float, seed: int) -> Labels:
     """Each label replaced with probability `rate`, independently, by one of the other classes there are, all alike."""
     present = labels.counts().nonzero()[:, 0]
     if len(present) < 2:
@@ -82,7 +82,7 @@ def noisy(labels: Labels, rate: float, seed: int) -> Labels:
     return replace(labels, number=torch.where(replaced, present[(place + step) % len(present)], labels.number))
 
 
-def coarsened(labels: Labels, group: Mapping[str, str], origin: str) -> Labels:
+def coarsen(labels: Labels, group: Mapping[str, str], origin: str) -> Labels:
     """Classes joined into groups; every class that occurs must have one."""
     missing = [name for name, count in zip(labels.names, labels.counts().tolist(), strict=True)
                if count and name not in group]  # fmt: skip
@@ -92,7 +92,7 @@ def coarsened(labels: Labels, group: Mapping[str, str], origin: str) -> Labels:
             "it needs every class by the name it has in the data"
             + ("; WordNet's are ImageNet's, for others give a CSV of class,group" if origin == "wordnet" else "")
         )
-    return Labels.of([None if name is None else group[name] for name in labels.called()])
+    return Labels.from_names([None if name is None else group[name] for name in labels.to_names()])
 
 
 def read_groups(coarse: str) -> Mapping[str, str]:
@@ -100,18 +100,18 @@ def read_groups(coarse: str) -> Mapping[str, str]:
     return coarse_groups() if coarse == "wordnet" else read_mapping(expand_user(coarse))
 
 
-def changed(
+def modify_labels(
     labels: Labels, *, coarse: str = "none", share: float = 1.0, per_class: int = 0, noise: float = 0.0, seed: int = 0
 ) -> Labels:
     """Coarser, then fewer, then noisier: so the rate of noise is that of the labels one trains with."""
     if coarse != "none":
-        labels = coarsened(labels, read_groups(coarse), coarse)
+        labels = coarsen(labels, read_groups(coarse), coarse)
     if share < 1:
         labels = share_of_each_class(labels, share, seed)
     if per_class:
         labels = number_of_each_class(labels, per_class, seed)
     if noise:
-        labels = noisy(labels, noise, seed)
+        labels = add_noise(labels, noise, seed)
     return labels
 
 
@@ -122,4 +122,4 @@ def _some_of_each_class(labels: Labels, wanted: Callable[[int], int], seed: int)
     for number, count in enumerate(labels.counts().tolist()):
         if count:
             kept[order[labels.number[order] == number][: wanted(count)]] = True
-    return labels.only(kept)
+    return labels.keep(kept)

@@ -21,8 +21,8 @@ from torch.utils.data import Dataset as TorchDataset
 
 from cmsf.data.dataset import Split
 from cmsf.data.images import Images, Unreadable
-from cmsf.data.prepare import STORED
-from cmsf.data.transforms import Batch, Crop, CutBatch, WholeBatch, cut_views, to_device
+from cmsf.data.prepare import STORED_SCALE
+from cmsf.data.transforms import Batch, Crop, CroppedBatch, WholeBatch, crop_views, to_device
 from cmsf.utils.distributed import World
 from cmsf.utils.errors import BadInput
 
@@ -59,13 +59,13 @@ def load_batches(
     batch of which nothing is left is passed over. Where a worker dies, new ones read again what is not here yet.
     """
     device = torch.device(device)
-    if isinstance(split.pictures, Tensor):
+    if isinstance(split.images, Tensor):
         for epoch, index in plan:
-            pictures = split.pictures[index]
+            pictures = split.images[index]
             pictures = pictures.pin_memory() if device.type == "cuda" else pictures
             yield WholeBatch(index, seed, epoch, to_device(pictures, device))
         return
-    if not isinstance(split.pictures, Images) and multiprocessing.get_start_method() != "fork":
+    if not isinstance(split.images, Images) and multiprocessing.get_start_method() != "fork":
         workers = 0  # pictures in memory are shared by forking, or not at all
     cutter = _Cutter(split, dict(crops), seed, tolerant=on_unreadable is not None)
     for epoch, index, parts, broken in _cut(cutter, plan, workers, device, say):
@@ -75,7 +75,7 @@ def load_batches(
             assert on_unreadable is not None
             on_unreadable(i, error)
         if len(index):
-            yield CutBatch(index, seed, epoch, parts, device)
+            yield CroppedBatch(index, seed, epoch, parts, device)
 
 
 def _cut(cutter: _Cutter, plan: Plan, workers: int, device: torch.device, say: Callable[[str], None]) -> Iterator[_Cut]:
@@ -205,7 +205,7 @@ class _Cutter(TorchDataset[_Cut]):
 
     def __getitem__(self, entry: tuple[int, Tensor]) -> _Cut:
         epoch, index = entry
-        images, enough = self.split.pictures, STORED * max(crop.size for crop in self.crops.values())
+        images, enough = self.split.images, STORED_SCALE * max(crop.size for crop in self.crops.values())
         whole: dict[int, Tensor] = {}
         broken: list[tuple[int, Unreadable]] = []
         try:
@@ -220,7 +220,7 @@ class _Cutter(TorchDataset[_Cut]):
         except BadInput as error:  # as a value, for an exception would arrive wrapped in the worker's traceback
             return epoch, index, error, []
         index = index[list(whole)]
-        parts = cut_views(list(whole.values()), index, self.crops, self.seed, epoch) if whole else {}
+        parts = crop_views(list(whole.values()), index, self.crops, self.seed, epoch) if whole else {}
         return epoch, index, parts, broken
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from cmsf.data.source import Source
 from cmsf.data.sources.folder import open_folder
 from cmsf.data.sources.hugging_face import holds_images, is_saved_dataset, open_hugging_face
-from cmsf.data.sources.npz import open_arrays
+from cmsf.data.sources.npz import open_npz
 from cmsf.data.sources.shards import open_shards, runs_commands
-from cmsf.data.sources.table import LIST_SUFFIXES, open_list
+from cmsf.data.sources.table import TABLE_SUFFIXES, open_table
 from cmsf.data.sources.torchvision import is_on_disk, open_torchvision
 from cmsf.utils.errors import BadInput, did_you_mean
 from cmsf.utils.files import expand_user
@@ -26,7 +26,7 @@ def open_source(data: str | Path | None) -> Source:
     """A source by its name, one of the forms above; with nothing given, the embedded sample of Fashion-MNIST."""
     if data is None or str(data) == SAMPLE:
         with as_file(files("cmsf.data") / "sample" / "fashion-mnist.npz") as path:
-            return open_arrays(path, SAMPLE)
+            return open_npz(path, SAMPLE)
     scheme, colon, rest = str(data).partition(":")
     if colon and scheme in _schemes():
         return _schemes()[scheme](rest)
@@ -40,9 +40,9 @@ def open_source(data: str | Path | None) -> Source:
     if path.is_dir():
         return open_folder(path)
     if path.suffix.lower() == ".npz":
-        return open_arrays(path)
-    if path.suffix.lower() in LIST_SUFFIXES:
-        return open_list(path)
+        return open_npz(path)
+    if path.suffix.lower() in TABLE_SUFFIXES:
+        return open_table(path)
     raise BadInput(f"{path} is no source of images; give {_FORMS}")
 
 
@@ -55,12 +55,12 @@ class DataRequest:
     val: str | None = None
 
     @property
-    def runs_a_command(self) -> bool:
+    def runs_command(self) -> bool:
         """Whether opening it runs a shell command, as webdataset's pipe: does."""
         shards = [name.removeprefix("wds:") for name in (self.data, self.val or "") if name.startswith("wds:")]
         return any(runs_commands(rest) for rest in shards)
 
-    def to_be_fetched(self) -> str | None:
+    def missing_download(self) -> str | None:
         """What of it torchvision would download, into a folder that it may name itself."""
         sets = [name for name in (self.data, self.val or "") if name.startswith("torchvision:")]
         return next((name for name in sets if not is_on_disk(name.removeprefix("torchvision:"))), None)

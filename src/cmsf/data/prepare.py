@@ -14,11 +14,11 @@ from torch import Tensor
 
 from cmsf.data.dataset import Dataset, Split
 from cmsf.data.decoding import shrink
-from cmsf.data.images import Arrays, Files, Images, Unreadable, unreadable_message
-from cmsf.data.labels import Labels, changed, read_groups
-from cmsf.data.source import Part, Source, ordered
-from cmsf.data.sources.table import match_labels, match_rows
-from cmsf.data.transforms import Pictures
+from cmsf.data.images import ArrayImages, FileImages, Images, Unreadable, unreadable_message
+from cmsf.data.labels import Labels, modify_labels, read_groups
+from cmsf.data.source import Source, SourceSplit, sort_classes
+from cmsf.data.sources.table import match_labels, match_listed
+from cmsf.data.transforms import DecodedImages
 from cmsf.recipes.recipe import AUTO, Recipe
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.distributed import World
@@ -27,7 +27,7 @@ from cmsf.utils.memory import available_memory
 from cmsf.utils.progress import track
 from cmsf.utils.rng import uniform
 
-STORED = 2
+STORED_SCALE = 2
 """Decoded photos keep a shorter side of this many times the view: the rest would never be seen."""
 _MOST_OF_MEMORY = 0.5
 _HELD_OUT_SHARE = 10
@@ -42,31 +42,31 @@ def load_dataset(
     labels: Path | None = None,
     val: Source | None = None,
     known_broken: Collection[tuple[str, str]] | None = None,
-    seen: Seen | None = None,
+    seen: SeenImages | None = None,
 ) -> Dataset:
     """Images to train on at `size`, and to test on, with labels as the recipe and a list of labels say.
 
     known_broken: splits and paths found unreadable before, so that files need not be checked again.
     seen: what a run has made of the same images before.
     """
-    return _read(arrange(source, recipe, labels=labels, val=val, seen=seen), recipe, size, known_broken)
+    return _read(build_dataset(source, recipe, labels=labels, val=val, seen=seen), recipe, size, known_broken)
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenImages:
     """By path: images that a run was tested on, and images that it was taught the label of."""
 
     test: Set[str]
     taught: Set[str]
 
 
-def arrange(
+def build_dataset(
     source: Source,
     recipe: Recipe,
     *,
     labels: Path | None = None,
     val: Source | None = None,
-    seen: Seen | None = None,
+    seen: SeenImages | None = None,
 ) -> Dataset:
     """Splits and labels, nothing decoded yet.
 
@@ -76,35 +76,35 @@ def arrange(
     """
     notes = list(source.notes)
     train, test, origin = _train_and_test(source, val, notes)
-    given = None if labels is None else listed_labels(source, labels)
-    own = any(name is not None for part in source.parts.values() for name in part.names)
+    given = None if labels is None else read_label_list(source, labels)
+    own = any(name is not None for part in source.splits.values() for name in part.names)
     if given is not None and not own:
         source = _with_names(source, given)
         train, test, origin = _train_and_test(source, val, notes=[])
-    classes = (*source.classes, *ordered({*(() if val is None else val.classes)} - {*source.classes}))
-    truth = Labels.of(train.names, classes)
-    label = truth if given is None else Labels.of(given["train"])
+    classes = (*source.classes, *sort_classes({*(() if val is None else val.classes)} - {*source.classes}))
+    truth = Labels.from_names(train.names, classes)
+    label = truth if given is None else Labels.from_names(given["train"])
     everything = Split(train.images, train.images.paths, truth.number, label.number)
     if test is None:
-        everything, held_out, origin = hold_out(everything, recipe.seed, seen)
+        everything, held_out, origin = train_test_split(everything, recipe.seed, seen)
         lost = 0 if held_out is None or given is None else len(held_out.labelled)
         if lost:
             notes.append(f"{lost} of {lost + len(everything.labelled)} listed labels are of held-out test images")
     else:
-        number = Labels.of(test.names, classes).number
+        number = Labels.from_names(test.names, classes).number
         held_out = Split(test.images, test.images.paths, number, number)
-        if not len(held_out.judged):
+        if not len(held_out.with_truth):
             notes.append("the test images have no labels, so nothing will be judged by them")
     if held_out is not None:  # what is tested on has nothing to teach
         held_out = replace(held_out, label=torch.full_like(held_out.label, UNKNOWN))
-    clean = changed(
+    clean = modify_labels(
         Labels(everything.label, label.names),
         coarse=recipe.coarse_labels,
         share=recipe.label_share,
         per_class=recipe.labels_per_class,
         seed=recipe.seed,
     )
-    label = changed(clean, noise=recipe.label_noise, seed=recipe.seed)
+    label = modify_labels(clean, noise=recipe.label_noise, seed=recipe.seed)
     if recipe.label_noise:
         replaced, known = int((label.number != clean.number).sum()), int(clean.known.sum())
         notes.append(f"{replaced} of {known} labels were replaced by noise ({100 * replaced / max(1, known):.2f} %)")
@@ -113,11 +113,11 @@ def arrange(
     return Dataset(source.name, classes, label.names, everything, held_out, origin, tuple(notes), groups=groups)
 
 
-class Shrunk(Images):
+class ResizedImages(Images):
     """Images at the size at which memory keeps them."""
 
     def __init__(self, images: Images, size: int) -> None:
-        self.images, self.paths, self.largest_side = images, images.paths, STORED * size
+        self.images, self.paths, self.largest_side = images, images.paths, STORED_SCALE * size
 
     def open(self, i: int) -> Image.Image:
         return self.images.open(i)
@@ -126,23 +126,23 @@ class Shrunk(Images):
         return shrink(self.images.decode(i, self.largest_side), self.largest_side)
 
 
-def unseen(part: Part, size: int, cache: str) -> Split:
+def inference_split(part: SourceSplit, size: int, cache: str) -> Split:
     """A part of any source, to be read once and in order, its pixels those that a run with this cache would see."""
-    if isinstance(part.images, Arrays):
-        images: Pictures | Images = part.images.pictures
+    if isinstance(part.images, ArrayImages):
+        images: DecodedImages | Images = part.images.tensor
     else:
-        images = Shrunk(part.images, size) if cache == "ram" else part.images
+        images = ResizedImages(part.images, size) if cache == "ram" else part.images
     nothing = torch.full((len(part),), UNKNOWN)
     return Split(images, part.images.paths, nothing, nothing)
 
 
-def hold_out(everything: Split, seed: int, seen: Seen | None = None) -> tuple[Split, Split | None, str]:
+def train_test_split(everything: Split, seed: int, seen: SeenImages | None = None) -> tuple[Split, Split | None, str]:
     """A tenth of the images with a class becomes the test split, by a hash; others have nothing to be tested by.
 
     A class keeps its last label for training. What a run has held out before stays held out; and where it has held out
     nothing that can be judged now, no image is tested on whose label it was taught.
     """
-    judged = everything.judged
+    judged = everything.with_truth
     if not len(judged):
         return everything, None, "none: the images have no labels"
     origin = f"of {len(judged)} labelled images, held out by seed {seed}"
@@ -160,7 +160,7 @@ def hold_out(everything: Split, seed: int, seen: Seen | None = None) -> tuple[Sp
         return everything, None, "none: each class has but one label"
     index = torch.arange(len(everything))
     train = index[~torch.isin(index, test)]
-    return everything.part(train), everything.part(test), f"{len(test)} {origin}"
+    return everything.subset(train), everything.subset(test), f"{len(test)} {origin}"
 
 
 def _leaving_a_label(label: Int[Tensor, " n"], chosen: Int[Tensor, " m"]) -> Int[Tensor, " k"]:
@@ -177,57 +177,59 @@ def _leaving_a_label(label: Int[Tensor, " n"], chosen: Int[Tensor, " m"]) -> Int
     return torch.tensor(spared[::-1], dtype=torch.int64)
 
 
-def _train_and_test(source: Source, val: Source | None, notes: list[str]) -> tuple[Part, Part | None, str]:
+def _train_and_test(
+    source: Source, val: Source | None, notes: list[str]
+) -> tuple[SourceSplit, SourceSplit | None, str]:
     if val is not None:
-        part = next(val.parts[name] for name in ("test", "val", "train") if name in val.parts)
-        unused = [f"{name} ({len(part)} images)" for name, part in source.parts.items() if name != "train"]
+        part = next(val.splits[name] for name in ("test", "val", "train") if name in val.splits)
+        unused = [f"{name} ({len(part)} images)" for name, part in source.splits.items() if name != "train"]
         if unused:
             notes.append(f"--val takes the place of {' and '.join(unused)} of {source.name}")
         return source.train, part, f"{len(part)} images of {val.name}"
-    there = [name for name in ("test", "val") if name in source.parts]
+    there = [name for name in ("test", "val") if name in source.splits]
     if not there:
         return source.train, None, ""
     # The test images of a challenge have no labels; then val is what one is judged on.
-    chosen, *aside = sorted(there, key=lambda name: not any(source.parts[name].names))
-    notes += [f"{name} with {len(source.parts[name])} images is set aside; {chosen} is judged on" for name in aside]
-    return source.train, source.parts[chosen], f"{len(source.parts[chosen])} images of {chosen}"
+    chosen, *aside = sorted(there, key=lambda name: not any(source.splits[name].names))
+    notes += [f"{name} with {len(source.splits[name])} images is set aside; {chosen} is judged on" for name in aside]
+    return source.train, source.splits[chosen], f"{len(source.splits[chosen])} images of {chosen}"
 
 
-def listed_labels(source: Source, file: Path) -> dict[str, list[str | None]]:
+def read_label_list(source: Source, file: Path) -> dict[str, list[str | None]]:
     """What a list says of each part's images."""
     return match_labels(file, *_paths(source))
 
 
-def listed_rows(source: Source, file: Path) -> dict[str, dict[int, str | None]]:
+def read_label_rows(source: Source, file: Path) -> dict[str, dict[int, str | None]]:
     """What a list says of those images of each part that it names, by their places."""
-    return match_rows(file, *_paths(source))
+    return match_listed(file, *_paths(source))
 
 
 def _paths(source: Source) -> tuple[dict[str, Sequence[str]], Path | None]:
     """By part, and the folder that they are relative to, where there is one."""
     images = source.train.images
-    paths = {name: part.images.paths for name, part in source.parts.items()}
-    return paths, images.root if isinstance(images, Files) else None
+    paths = {name: part.images.paths for name, part in source.splits.items()}
+    return paths, images.root if isinstance(images, FileImages) else None
 
 
 def _with_names(source: Source, given: dict[str, list[str | None]]) -> Source:
-    parts = {name: Part(part.images, given.get(name, part.names)) for name, part in source.parts.items()}
-    return replace(source, parts=parts, classes=ordered(name for part in parts.values() for name in part.names))
+    parts = {name: SourceSplit(part.images, given.get(name, part.names)) for name, part in source.splits.items()}
+    return replace(source, splits=parts, classes=sort_classes(name for part in parts.values() for name in part.names))
 
 
 def _read(data: Dataset, recipe: Recipe, size: int, known_broken: Collection[tuple[str, str]] | None) -> Dataset:
     """Decode what fits into memory, now; find what cannot be read."""
-    keep = recipe.cache == "ram" or (recipe.cache == AUTO and _fits(data, STORED * size))
+    keep = recipe.cache == "ram" or (recipe.cache == AUTO and _fits(data, STORED_SCALE * size))
     broken: list[tuple[str, Unreadable]] = []
     splits: dict[str, Split] = {}
     for name, split in (("train", data.train), ("test", data.test)):
         if split is None:
             continue
-        if known_broken is not None and not keep and not isinstance(split.pictures, Arrays):
-            split = split.part(_where([(name, path) not in known_broken for path in split.paths]))
+        if known_broken is not None and not keep and not isinstance(split.images, ArrayImages):
+            split = split.subset(_where([(name, path) not in known_broken for path in split.paths]))
             found: list[Unreadable] = []
         else:
-            split, found = _decoded(split, STORED * size, keep=keep, look=keep or recipe.skip_broken)
+            split, found = _decoded(split, STORED_SCALE * size, keep=keep, look=keep or recipe.skip_broken)
         splits[name] = split
         broken += [(name, one) for one in found]
     if broken and not recipe.skip_broken:
@@ -235,25 +237,25 @@ def _read(data: Dataset, recipe: Recipe, size: int, known_broken: Collection[tup
     empty = next((name for name, split in splits.items() if not len(split)), None)
     if empty is not None:
         raise BadInput(f"no {empty} image of {data.name} can be read")
-    in_memory = all(not isinstance(split.pictures, Images) for split in splits.values())
+    in_memory = all(not isinstance(split.images, Images) for split in splits.values())
     return replace(data, train=splits["train"], test=splits.get("test"), broken=tuple(broken), in_memory=in_memory)
 
 
 def _decoded(split: Split, largest_side: int, *, keep: bool, look: bool) -> tuple[Split, list[Unreadable]]:
     """The split with its pixels, if they are to be kept, and without what cannot be read, if one is to look."""
-    images = split.pictures
+    images = split.images
     assert isinstance(images, Images)
-    if isinstance(images, Arrays):
-        return replace(split, pictures=images.pictures), []
+    if isinstance(images, ArrayImages):
+        return replace(split, images=images.tensor), []
     if not look:
         return split, []
     found = _decode_all(images, largest_side, keep)
     broken = [one for one in found if isinstance(one, Unreadable)]
     if broken:
-        split = split.part(_where([not isinstance(one, Unreadable) for one in found]))
+        split = split.subset(_where([not isinstance(one, Unreadable) for one in found]))
     kept = [one for one in found if isinstance(one, Tensor)]
     del found
-    return (replace(split, pictures=_together(kept)) if keep else split), broken
+    return (replace(split, images=_together(kept)) if keep else split), broken
 
 
 def _where(kept: Sequence[bool]) -> Int[Tensor, " m"]:
@@ -264,8 +266,8 @@ def _fits(data: Dataset, largest_side: int) -> bool:
     """Whether all images, decoded and shrunk, take at most half of the memory there is."""
     total = 0.0
     for split in (data.train, data.test):
-        if split is not None and isinstance(split.pictures, Images):
-            sizes = Part(split.pictures, ()).few_sizes()
+        if split is not None and isinstance(split.images, Images):
+            sizes = SourceSplit(split.images, ()).sample_sizes()
             pixels = [h * w * min(1.0, largest_side / min(h, w)) ** 2 for h, w in sizes]
             total += 3 * len(split) * sum(pixels) / max(1, len(pixels))
     return total <= _MOST_OF_MEMORY * available_memory() / World.from_env().local_size  # each process keeps its own
@@ -285,7 +287,7 @@ def _decode_all(images: Images, largest_side: int, keep: bool) -> list[Tensor | 
         return list(track(pool.map(one, range(len(images))), "decoding" if keep else "checking", len(images)))
 
 
-def _together(pictures: list[Tensor]) -> Pictures:
+def _together(pictures: list[Tensor]) -> DecodedImages:
     """One tensor where all have one size; each picture goes as it is copied, so that memory never holds all twice."""
     if len({picture.shape for picture in pictures}) != 1:
         return pictures

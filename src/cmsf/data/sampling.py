@@ -34,7 +34,7 @@ _DRAWING, _CHOOSING = 0x5099 << 40, 0x509A << 40
 
 
 @dataclass(frozen=True)
-class Support:
+class SupportSampler:
     """Labelled images drawn anew for every step, none twice in one: a hash of seed and step, so nothing is remembered.
 
     classes: so many classes a step, and `images` of each; 0: `images` in all, whatever their class.

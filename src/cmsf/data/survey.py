@@ -15,7 +15,7 @@ _WHOLE = 1 << 20  # no image is to be read at a fraction of its size
 
 
 @dataclass(frozen=True)
-class Found:
+class ImageRecord:
     """One image as it was seen: where it is, what it is called, and its size."""
 
     part: str
@@ -27,28 +27,28 @@ class Found:
 
 @dataclass(frozen=True)
 class Survey:
-    images: list[Found]
+    images: list[ImageRecord]
     broken: list[Unreadable]
-    copies: list[list[Found]]
+    duplicates: list[list[ImageRecord]]
     """Images with exactly the same pixels, in groups of two or more."""
 
     @property
-    def contradicting(self) -> list[list[Found]]:
+    def conflicting(self) -> list[list[ImageRecord]]:
         """Copies with different classes."""
-        return [group for group in self.copies if len({one.name for one in group if one.name is not None}) > 1]
+        return [group for group in self.duplicates if len({one.name for one in group if one.name is not None}) > 1]
 
     @property
-    def leaking(self) -> list[list[Found]]:
+    def leaked(self) -> list[list[ImageRecord]]:
         """Copies in two splits: a test on them is none."""
-        return [group for group in self.copies if len({one.part for one in group}) > 1]
+        return [group for group in self.duplicates if len({one.part for one in group}) > 1]
 
 
 def survey(source: Source) -> Survey:
     """Read every image of a source once."""
-    images: list[Found] = []
+    images: list[ImageRecord] = []
     broken: list[Unreadable] = []
-    by_pixels: dict[bytes, list[Found]] = defaultdict(list)
-    for part_name, part in source.in_order():
+    by_pixels: dict[bytes, list[ImageRecord]] = defaultdict(list)
+    for part_name, part in source.ordered_splits():
         with ThreadPoolExecutor() as pool:
             seen = pool.map(lambda i, pile=part.images: _look(pile, i), range(len(part)))
             for i, one in enumerate(track(seen, f"reading {part_name}", len(part))):
@@ -56,7 +56,7 @@ def survey(source: Source) -> Survey:
                     broken.append(one)
                     continue
                 digest, height, width = one
-                found = Found(part_name, part.images.paths[i], part.names[i], height, width)
+                found = ImageRecord(part_name, part.images.paths[i], part.names[i], height, width)
                 images.append(found)
                 by_pixels[digest].append(found)
     return Survey(images, broken, [group for group in by_pixels.values() if len(group) > 1])

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from cmsf.data import Split, load_batches
-from cmsf.data.transforms import CentreCrop, normalise
+from cmsf.data.transforms import CenterCrop, normalize_pixels
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import atomic_write, make_folder
 from cmsf.utils.progress import track
@@ -140,10 +140,10 @@ def transform_name(size: int) -> str:
 
 
 def clean_views(split: Split, size: int, device: torch.device | str, workers: int) -> Iterator[Tensor]:
-    crop = CentreCrop(size)
+    crop = CenterCrop(size)
     plan = ((0, index) for index in torch.arange(len(split)).split(BATCH))
     for batch in load_batches(split, plan, {0: crop}, seed=0, device=device, workers=workers):
-        yield normalise(batch.crop(crop, 0))
+        yield normalize_pixels(batch.crop(crop, 0))
 
 
 def _read(file: Path) -> Float[Tensor, "n f"] | None:

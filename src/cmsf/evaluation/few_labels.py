@@ -74,7 +74,7 @@ def evaluate_few_labels(features: FeatureExtractor, data: Dataset, few: Sequence
         if len(some.label.unique()) < 2:
             raise BadInput(f"{some.name} has labels of {len(some.label.unique())} class; two are needed to tell apart")
         with progress_prefix(f"{some.name}, {number} of {len(few)}"):
-            train = data.train.part(some.index)
+            train = data.train.subset(some.index)
             known = features(data.train)[some.index.to(features.device)]
             scale = Standardised.by(known)
             layer, chosen = fit_chosen(scale(known), some.label.to(known.device), len(data.classes))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from cmsf.data import Split, load_batches
-from cmsf.data.transforms import RandomCrop, normalise
+from cmsf.data.transforms import RandomCrop, normalize_pixels
 from cmsf.evaluation.features import FeatureExtractor
 from cmsf.evaluation.linear import Standardised, fit_chosen
 from cmsf.evaluation.predict import score_readable
@@ -128,7 +128,7 @@ def fine_tune_in_rounds(
             if number > 1:
                 if not len(unlabelled):
                     return
-                readable, scores = score_readable(network, split.part(unlabelled), like)
+                readable, scores = score_readable(network, split.subset(unlabelled), like)
                 place, guess = confident(scores)
                 pseudo = unlabelled[readable[place]]
                 if not len(pseudo):  # the same images again would be no second round
@@ -137,9 +137,11 @@ def fine_tune_in_rounds(
             label[pseudo] = guess
             known = (label != UNKNOWN).nonzero()[:, 0]
             if tune == "linear":
-                how = fit_layer(network, split.part(known), label[known], like)
+                how = fit_layer(network, split.subset(known), label[known], like)
             else:
-                train_classifier(network, split.part(known), label[known], like, seed, course, tune, first_epoch=epochs)
+                train_classifier(
+                    network, split.subset(known), label[known], like, seed, course, tune, first_epoch=epochs
+                )
                 epochs, how = epochs + course.for_examples(len(known))[1], course.describe(len(known))
         yield Round(number, len(split) - len(unlabelled), pseudo, guess, how)
 
@@ -186,7 +188,7 @@ def train_classifier(
         optimiser.param_groups[0]["lr"] = course.lr * (0.1 if epoch >= course.drop * epochs else 1)
         optimiser.zero_grad()
         with torch.set_grad_enabled(whole):
-            features = backbone(normalise(views.crop(crop, 0)))
+            features = backbone(normalize_pixels(views.crop(crop, 0)))
         loss = cross_entropy(head(features), label[views.index].to(like.device))
         if not loss.isfinite():
             raise _diverged(epoch, epochs, course)

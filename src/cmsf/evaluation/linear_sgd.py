@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from cmsf.data import Dataset, Split, load_batches
-from cmsf.data.transforms import RandomCrop, normalise
+from cmsf.data.transforms import RandomCrop, normalize_pixels
 from cmsf.evaluation.features import FeatureExtractor, in_eval_mode, unit_features
 from cmsf.evaluation.linear import STANDARDISED, Layer, Standardised, fit_path, judge_scores
 from cmsf.evaluation.metrics import Judged, Result
@@ -123,4 +123,4 @@ def _random_views(features: FeatureExtractor, split: Split, plan: Iterable[tuple
     crop = RandomCrop(features.size, scale=SCALE)
     with in_eval_mode(features.backbone) as backbone:
         for batch in load_batches(split, plan, {0: crop}, seed=_SEED, device=features.device, workers=features.workers):
-            yield batch.epoch, batch.index, unit_features(backbone, normalise(batch.crop(crop, 0)))
+            yield batch.epoch, batch.index, unit_features(backbone, normalize_pixels(batch.crop(crop, 0)))

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cmsf.data import Split, Unreadable, load_batches
-from cmsf.data.transforms import CentreCrop, normalise
+from cmsf.data.transforms import CenterCrop, normalize_pixels
 from cmsf.evaluation.features import BATCH, FeatureExtractor, batch_count, in_eval_mode
 from cmsf.utils.errors import BadInput
 from cmsf.utils.progress import track
@@ -77,9 +77,9 @@ def score_batches(
     Views are cut one by one whether or not all images are of one size, so that an image has the same score alone, in
     a folder of others, and in the test split that its classifier was judged on.
     """
-    if isinstance(split.pictures, Tensor):
-        split = replace(split, pictures=list(split.pictures))
-    crop = CentreCrop(like.size)
+    if isinstance(split.images, Tensor):
+        split = replace(split, images=list(split.images))
+    crop = CenterCrop(like.size)
     plan = ((0, index) for index in torch.arange(len(split)).split(BATCH))
     batches = load_batches(
         split,
@@ -93,7 +93,7 @@ def score_batches(
     dtype = next((weight.dtype for weight in network.parameters()), torch.float32)
     with in_eval_mode(network), torch.no_grad():
         for batch in track(batches, "predicting", batch_count(split)):
-            scores = network(normalise(batch.crop(crop, 0)).to(dtype)).float().cpu()
+            scores = network(normalize_pixels(batch.crop(crop, 0)).to(dtype)).float().cpu()
             lost = int((~scores.isfinite().all(1)).sum())
             if lost:
                 raise BadInput(

@@ -33,23 +33,23 @@ class HeldOut:
             # The last is for UNKNOWN, which is -1.
             truth = torch.tensor([*(places.get(name, UNKNOWN) for name in data.label_names), UNKNOWN])[truth]
         known = (truth != UNKNOWN).nonzero()[:, 0]
-        return cls(data.test.part(known), truth[known]) if len(known) else None
+        return cls(data.test.subset(known), truth[known]) if len(known) else None
 
     def right(self, scores: Float[Tensor, "n c"]) -> Judged:
         return Judged(scores.argmax(1) == self.truth, self.truth)
 
 
 def can_judge(data: Dataset) -> bool:
-    return data.test is not None and len(data.train.judged) > 0 and len(data.test.judged) > 0
+    return data.test is not None and len(data.train.with_truth) > 0 and len(data.test.with_truth) > 0
 
 
 def judged_splits(data: Dataset) -> tuple[Split, Split]:
     """Training and test images with known classes; one message where there are none."""
     if data.test is None or not can_judge(data):
-        what = "test" if len(data.train.judged) else "training"
+        what = "test" if len(data.train.with_truth) else "training"
         raise BadInput(f"the {what} images of {data.name} have no labels to judge by; give labelled images with --data")
     return _judged(data.train), _judged(data.test)
 
 
 def _judged(split: Split) -> Split:
-    return split if len(split.judged) == len(split) else split.part(split.judged)
+    return split if len(split.with_truth) == len(split) else split.subset(split.with_truth)

@@ -18,7 +18,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from cmsf.data.transforms import IMAGENET_DEVIATION, IMAGENET_MEAN
+from cmsf.data.transforms import IMAGENET_MEAN, IMAGENET_STD
 from cmsf.models.backbones import SMALL_RESIDUAL, create
 from cmsf.utils.errors import BadInput, did_you_mean
 from cmsf.utils.files import atomic_write, check_regular_file, report_write_errors
@@ -152,7 +152,7 @@ def _nearest(name: str) -> str:
 
 def _normalisation(name: str) -> str:
     expected = timm.get_pretrained_cfg(name)
-    if expected is None or (tuple(expected.mean), tuple(expected.std)) == (IMAGENET_MEAN, IMAGENET_DEVIATION):
+    if expected is None or (tuple(expected.mean), tuple(expected.std)) == (IMAGENET_MEAN, IMAGENET_STD):
         return ""
     return (
         f"{name} was trained on images normalised by mean {tuple(expected.mean)} and std {tuple(expected.std)}; "

@@ -1,127 +1,10 @@
-"""Recipes by name: METHOD, METHOD+VARIANT, either with -SCALE, or a saved file."""
+"""Recipes: what a run computes, by name or from a file."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from inspect import cleandoc
-from os.path import exists, isfile  # which a name too long for a path does not trouble
-from pathlib import Path
-
-from cmsf.recipes.baselines import AT_PAPER_SCALE, BASELINES
+from cmsf.recipes.baselines import BASELINES
+from cmsf.recipes.lookup import METHODS, NAMES, check_recipe_name, explain, get_recipe, has_scale
 from cmsf.recipes.methods import OURS
-from cmsf.recipes.recipe import Recipe
 from cmsf.recipes.scales import SCALES
 from cmsf.recipes.variants import VARIANTS
-from cmsf.utils.errors import BadInput, did_you_mean
-from cmsf.utils.text import short_repr
-
-METHODS = OURS | BASELINES
-NAMES = tuple(f"{method}-{scale}" for method in METHODS for scale in SCALES)
-_PAPER = "imagenet"
-
-
-@dataclass(frozen=True)
-class Named:
-    """A name taken apart: METHOD+VARIANT+VARIANT-SCALE."""
-
-    method: str
-    variants: tuple[str, ...]
-    scale: str | None
-
-    @classmethod
-    def parse(cls, name: str) -> Named:
-        rest, scale = name, None
-        for each in SCALES:
-            if name.endswith(f"-{each}"):
-                rest, scale = name.removesuffix(f"-{each}"), each
-        method, *variants = rest.split("+")
-        return cls(method, tuple(variants), scale)
-
-    def check(self, name: str) -> None:
-        if self.method not in METHODS:
-            hint = self._in_order() or did_you_mean(name, [*METHODS, *NAMES], "cmsf recipes lists them all")
-            if exists(name):
-                hint = f"to learn from what is there: cmsf train cmsf-self --data {name}"
-            raise BadInput(f"no recipe is called {short_repr(name)!r}; {hint}")
-        said: dict[str, str] = {}
-        for variant in self.variants:
-            if variant not in VARIANTS:
-                hint = did_you_mean(variant, VARIANTS, "cmsf recipes lists them all")
-                raise BadInput(f"no variant of a recipe is called {variant!r}; {hint} (any other value is a flag)")
-            for setting in VARIANTS[variant].changes:
-                if said.setdefault(setting, variant) != variant:
-                    raise BadInput(f"+{said[setting]} and +{variant} both set {setting}; use one of them")
-            methods = VARIANTS[variant].methods
-            if self.method not in methods:
-                raise BadInput(f"{self.method} has no use for +{variant}; it is for {', '.join(methods)}")
-
-    def _in_order(self) -> str | None:
-        """What somebody meant who put the scale before the variants."""
-        for scale in SCALES:
-            if self.scale is None and self.method.removesuffix(f"-{scale}") in METHODS:
-                return f"did you mean {'+'.join((self.method.removesuffix(f'-{scale}'), *self.variants))}-{scale}?"
-        return None
-
-    def recipe(self, scale: str) -> Recipe:
-        made = METHODS[self.method](SCALES[scale]())
-        if scale == _PAPER:
-            made = made.changed(AT_PAPER_SCALE.get(self.method, {}))
-        for variant in self.variants:
-            made = made.changed(VARIANTS[variant].changes)
-            if scale == _PAPER:
-                made = made.changed(VARIANTS[variant].at_paper_scale)
-        return made.changed({"name": f"{'+'.join((self.method, *self.variants))}-{scale}"})
-
-
-def check_name(name: str) -> None:
-    """Refuse what `find` will not find, without looking at any image."""
-    if not _is_file(name):
-        Named.parse(name).check(name)
-    elif not isfile(name):
-        raise BadInput(f"there is no recipe file {name}")
-
-
-def lacks_scale(name: str) -> bool:
-    """Whether it is left to the images which scale it is."""
-    return not _is_file(name) and Named.parse(name).scale is None
-
-
-def get_recipe(name: str, small_images: bool) -> Recipe:
-    """The recipe of a name, whose scale the images decide where it has none, or of a YAML file."""
-    check_name(name)
-    if _is_file(name):
-        return Recipe.read(Path(name))
-    parts = Named.parse(name)
-    return parts.recipe(parts.scale or ("small" if small_images else "standard"))
-
-
-def named(name: str) -> Recipe:
-    """The recipe of a name with its scale, or of a YAML file."""
-    check_name(name)
-    if _is_file(name):
-        return Recipe.read(Path(name))
-    parts = Named.parse(name)
-    if parts.scale is None:
-        raise BadInput(f"{name} has no scale; use {' or '.join(f'{name}-{scale}' for scale in SCALES)}")
-    return parts.recipe(parts.scale)
-
-
-def explain(name: str) -> str:
-    """What a method does and where the paper has it, and what its variants change."""
-    check_name(name)
-    if _is_file(name):
-        return name
-    parts = Named.parse(name)
-    about = cleandoc(METHODS[parts.method].__doc__ or "")
-    lines = [about, *(f"+{variant}: {VARIANTS[variant].about}." for variant in parts.variants)]
-    if parts.method in AT_PAPER_SCALE and parts.scale not in (None, _PAPER):
-        lines.append(f"These are the settings of -{_PAPER}; those of -{parts.scale} follow.")
-    return "\n".join(lines)
-
-
-def _is_file(name: str) -> bool:
-    return name.endswith((".yaml", ".yml"))
-
 
 __all__ = [
     "BASELINES",
@@ -130,9 +13,8 @@ __all__ = [
     "OURS",
     "SCALES",
     "VARIANTS",
-    "check_name",
+    "check_recipe_name",
     "explain",
     "get_recipe",
-    "lacks_scale",
-    "named",
+    "has_scale",
 ]

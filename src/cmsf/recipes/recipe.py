@@ -267,9 +267,9 @@ def british(values: Mapping[str, Any]) -> dict[str, Any]:
     return {AMERICAN.get(name, name): value for name, value in values.items()}
 
 
-def parse(name: str, text: str) -> Any:
+def parse_value(name: str, text: str) -> Any:
     """The value that a flag's text stands for; a text that stands for none is left for the check to refuse."""
-    options, number = _options(_kinds()[name]), parse_number(text)
+    options, number = _alternatives(_kinds()[name]), parse_number(text)
     if int in options and is_integer(number):
         return number
     if float in options and not isinstance(number, str):
@@ -277,10 +277,10 @@ def parse(name: str, text: str) -> Any:
     return text.lower() == "true" if bool in options and text.lower() in ("true", "false") else text
 
 
-def placeholder(name: str) -> str:
+def metavar(name: str) -> str:
     """What a help page shows for a setting's value."""
     short = {int: "N", float: "X", bool: "true|false", str: "NAME"}
-    return "|".join(short.get(option, str(option)) for option in _options(_kinds()[name]))
+    return "|".join(short.get(option, str(option)) for option in _alternatives(_kinds()[name]))
 
 
 @cache
@@ -293,8 +293,8 @@ _LARGEST = 2**63 - 1
 
 
 def _check(name: str, value: Any, kind: Any) -> None:
-    if not any(_is(value, option) for option in _options(kind)):
-        wanted = " or ".join(_describe(option) for option in _options(kind))
+    if not any(_is_valid(value, option) for option in _alternatives(kind)):
+        wanted = " or ".join(_describe(option) for option in _alternatives(kind))
         raise BadInput(f"invalid value --{name.replace('_', '-')} {short_repr(value)}; expected {wanted}")
     bounds = next(f.metadata for f in fields(Recipe) if f.name == name)
     if isinstance(value, bool | str):
@@ -310,15 +310,15 @@ def _check(name: str, value: Any, kind: Any) -> None:
         )
 
 
-def _options(kind: Any) -> tuple[Any, ...]:
+def _alternatives(kind: Any) -> tuple[Any, ...]:
     if get_origin(kind) in (Union, types.UnionType):
-        return tuple(option for part in get_args(kind) for option in _options(part))
+        return tuple(option for part in get_args(kind) for option in _alternatives(part))
     if get_origin(kind) is Literal:
         return get_args(kind)
     return (kind,)
 
 
-def _is(value: Any, option: Any) -> bool:
+def _is_valid(value: Any, option: Any) -> bool:
     if not isinstance(option, type):
         return bool(value == option) and type(value) is type(option)
     if option is float:

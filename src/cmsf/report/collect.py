@@ -194,7 +194,7 @@ def _in_last_learner(learner: Learner, data: Dataset, seed: int) -> list[Figure]
 def _of_two_views(learner: Learner, data: Dataset, features: FeatureExtractor, seed: int) -> list[Figure]:
     """Alignment: how far apart two views of an image are."""
     view = learner.views[FIRST]
-    some = data.train.part(permutation(len(data.train), seed, _SAMPLING)[:_QUERIES])
+    some = data.train.subset(permutation(len(data.train), seed, _SAMPLING)[:_QUERIES])
     everyone = torch.arange(len(some)).split(BATCH)
     looks = []
     with in_eval_mode(features.backbone):

@@ -11,8 +11,8 @@ from torch import nn
 
 from cmsf.data import open_source
 from cmsf.data.loader import worker_count
-from cmsf.data.prepare import unseen
-from cmsf.data.sources.table import is_parquet, write_columns, write_rows
+from cmsf.data.prepare import inference_split
+from cmsf.data.sources.table import is_parquet, write_csv, write_parquet
 from cmsf.evaluation.features import FeatureExtractor
 from cmsf.evaluation.predict import PLACES, Prediction, predict
 from cmsf.runs.classifier_folder import ClassifierFolder
@@ -62,8 +62,8 @@ class Classifier(Run):
         source = open_source(data)
         for note in source.notes:
             Screen().print(note)
-        for _, part in source.in_order():
-            found += predict(network, unseen(part, self.recipe.size, self.recipe.cache), like, self.classes)
+        for _, part in source.ordered_splits():
+            found += predict(network, inference_split(part, self.recipe.size, self.recipe.cache), like, self.classes)
         if file is not None:
             _write(file, found, min(PLACES, len(self.classes)))
         return found
@@ -90,10 +90,10 @@ def _write(out: Path, found: Sequence[Prediction], places: int) -> None:
             for one in found:
                 for name, value in zip(header, _fields(one, places), strict=True):
                     columns[name].append(value)
-            write_columns(out, columns, [name for name in header if name.startswith("confidence")])
+            write_parquet(out, columns, [name for name in header if name.startswith("confidence")])
         else:
             rows = ([_text(value) for value in _fields(one, places)] for one in found)
-            write_rows(out, header, rows)
+            write_csv(out, header, rows)
 
 
 def _fields(one: Prediction, places: int) -> list[str | float | None]:

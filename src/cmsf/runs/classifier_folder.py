@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cmsf.data.sources.table import write_rows
+from cmsf.data.sources.table import write_csv
 from cmsf.evaluation.finetune import TUNES, new_head
 from cmsf.method.build import make_loss
 from cmsf.models.backbones import feature_width
@@ -88,7 +88,7 @@ class ClassifierFolder(RunFolder):
     def save_confusion(self, counts: Tensor, names: Sequence[str]) -> None:
         """A row a true class, a column a predicted one."""
         rows = [(name, *map(str, row)) for name, row in zip(names, counts.tolist(), strict=True)]
-        write_rows(self.confusion_file, ("true \\ predicted", *names), rows)
+        write_csv(self.confusion_file, ("true \\ predicted", *names), rows)
 
 
 def _is_name(name: Any) -> bool:

@@ -19,8 +19,8 @@ from torch import nn
 
 from cmsf.data import DataRequest, Dataset
 from cmsf.data.labels import Labels
-from cmsf.data.prepare import Seen
-from cmsf.data.sources.table import read_columns, write_rows
+from cmsf.data.prepare import SeenImages
+from cmsf.data.sources.table import read_columns, write_csv
 from cmsf.method.build import empty_backbone
 from cmsf.models.precision import Precision
 from cmsf.models.weights import StartingWeights, fill, read_tensors, save
@@ -173,7 +173,7 @@ class RunFolder:
             pq.write_table(_listing(data), temporary)
         if recipe.skip_broken:
             rows = [(split, one.path, one.reason) for split, one in data.broken]
-            write_rows(self.broken_file, ("split", "path", "reason"), rows)
+            write_csv(self.broken_file, ("split", "path", "reason"), rows)
         write_text(self.recipe_file, recipe.to_yaml())
 
     def request(self) -> DataRequest:
@@ -233,12 +233,12 @@ class RunFolder:
             raise BadInput(f"{self.data_file} is not what cmsf train wrote")
         return columns
 
-    def seen(self) -> Seen:
+    def seen(self) -> SeenImages:
         """What the run has made of its images."""
         listed = self.images()
         taught = {row["path"] for row in listed if row["split"] == "train" and row["label"] is not None}
         test = {row["path"] for row in listed if row["split"] == "test"}
-        return Seen(test | {path for split, path in self.known_broken() or () if split == "test"}, taught)
+        return SeenImages(test | {path for split, path in self.known_broken() or () if split == "test"}, taught)
 
     def check_same_paths(self, data: Dataset, otherwise: str = "give them with --data") -> None:
         """Refuse other images than the run's, whatever their labels: what it was trained on would be tested on."""
@@ -356,8 +356,8 @@ def _listing(data: Dataset) -> pa.Table:
         if split is not None:
             rows["path"] += split.paths
             rows["index"] += range(len(split))
-            rows["label"] += Labels(split.label, data.label_names).called()
-            rows["truth"] += Labels(split.truth, data.classes).called()
+            rows["label"] += Labels(split.label, data.label_names).to_names()
+            rows["truth"] += Labels(split.truth, data.classes).to_names()
             rows["split"] += [name] * len(split)
     types = {name: pa.int64() if name == "index" else pa.string() for name in rows}
     return pa.table(rows, schema=pa.schema(list(types.items())))

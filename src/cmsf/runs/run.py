@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from cmsf.analysis.label_issues import LEAST, Suspect, find_suspects
-from cmsf.data import DataRequest, Dataset, Source, arrange, load_dataset, open_source
+from cmsf.data import DataRequest, Dataset, Source, build_dataset, load_dataset, open_source
 from cmsf.data.loader import worker_count
 from cmsf.evaluation import (
     FeatureExtractor,
@@ -74,11 +74,11 @@ class Run:
         if data is not None:
             return DataRequest.of(data, labels)
         request = self.folder.request()
-        if request.runs_a_command:  # the folder may be somebody else's
+        if request.runs_command:  # the folder may be somebody else's
             raise BadInput(
                 f"the data of {self.path} is a shell command, {request.data}; to run it, give it with --data"
             )
-        if missing := request.to_be_fetched():
+        if missing := request.missing_download():
             raise BadInput(
                 f"{missing}, the data of {self.path}, is not on this machine; to fetch it, give it with --data"
             )
@@ -212,7 +212,9 @@ class Run:
         """The training images that a list names, with the labels it gives them."""
         request = self.folder.request() if data is None else DataRequest.of(data)
         val = None if request.val is None else open_source(request.val)
-        arranged = arrange(open_source(request.data), Recipe(seed=self.recipe.seed), labels=expand_user(file), val=val)
+        arranged = build_dataset(
+            open_source(request.data), Recipe(seed=self.recipe.seed), labels=expand_user(file), val=val
+        )
         return listed(file, arranged, self.data(data))
 
     def _transfer(

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from cmsf.data import Dataset, Support, load_batches
+from cmsf.data import Dataset, SupportSampler, load_batches
 from cmsf.data.transforms import Batch, Crop
 from cmsf.method.losses import SUPPORT
 from cmsf.recipes.recipe import Resolved
@@ -51,7 +51,7 @@ class BatchSampler:
     def _support_plan(self, first: int) -> Iterator[tuple[int, Int[Tensor, " s"]]]:
         """The labelled images of every step from here on; the step stands for the epoch, so no view comes twice."""
         recipe = self.recipe
-        support = Support(self.images.label, recipe.support_classes, recipe.support_images, recipe.seed)
+        support = SupportSampler(self.images.label, recipe.support_classes, recipe.support_images, recipe.seed)
         least = len(support(0))
         if least < self.world.size:
             raise BadInput(

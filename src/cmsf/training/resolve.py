@@ -26,7 +26,7 @@ _BYTES, _COPIES = 4, 4
 """Of a number; and of each weight: online, target, gradient and momentum."""
 
 
-def resolve(recipe: Recipe, data: Dataset, typical_side: int, processes: int = 1, bank_shares: int = 1) -> Resolved:
+def resolve(recipe: Recipe, data: Dataset, median_side: int, processes: int = 1, bank_shares: int = 1) -> Resolved:
     """The recipe with a number for every `auto`.
 
     processes: on this machine; bank_shares: between how many processes a bank is divided.
@@ -40,12 +40,12 @@ def resolve(recipe: Recipe, data: Dataset, typical_side: int, processes: int = 1
         _check_neighbours(recipe, bank)
     _check_labels(recipe, objective, data)
     support = _support(recipe, data) if objective.wants_support else (0, 0)
-    resolved, width = _settled(recipe, bank, batch, support, typical_side, data.in_memory)
+    resolved, width = _settled(recipe, bank, batch, support, median_side, data.in_memory)
     _check_memory(resolved, width, -(-bank // bank_shares), processes)
     return resolved
 
 
-def expected(recipe: Recipe, images: int, typical_side: int) -> Resolved:
+def expected(recipe: Recipe, images: int, median_side: int) -> Resolved:
     """What `resolve` would say of so many images of this size, of which no more is known: they are not in memory, and
     there are labels enough, of ten classes."""
     objective = make_loss(recipe)
@@ -55,17 +55,17 @@ def expected(recipe: Recipe, images: int, typical_side: int) -> Resolved:
         _check_neighbours(recipe, bank)
     support = _expected_support(recipe) if objective.wants_support else (0, 0)
     with torch.device("meta"):  # shapes are all that is asked for
-        return _settled(recipe, bank, batch, support, typical_side, in_memory=False)[0]
+        return _settled(recipe, bank, batch, support, median_side, in_memory=False)[0]
 
 
 def _settled(
-    recipe: Recipe, bank: int, batch: int, support: tuple[int, int], typical_side: int, in_memory: bool
+    recipe: Recipe, bank: int, batch: int, support: tuple[int, int], median_side: int, in_memory: bool
 ) -> tuple[Resolved, int]:
     """The recipe with these numbers and those that follow from its network, and how many features that has."""
     warmup = recipe.epochs // 20 if recipe.warmup_epochs == AUTO else recipe.warmup_epochs
     if warmup >= recipe.epochs:
         raise BadInput(f"--warmup-epochs {warmup} leaves nothing of --epochs {recipe.epochs}; use fewer, or auto")
-    size = view_size(recipe, typical_side)
+    size = view_size(recipe, median_side)
     extra_size = max(8, round(size * 3 / 7)) if recipe.extra_size == AUTO else recipe.extra_size
     with torch.random.fork_rng(devices=[]):
         backbone = make_backbone(recipe.backbone, recipe.stem, size)
@@ -110,10 +110,10 @@ def _check_memory(recipe: Resolved, width: int, rows: int, processes: int) -> No
         )
 
 
-def view_size(recipe: Recipe, typical_side: int) -> int:
+def view_size(recipe: Recipe, median_side: int) -> int:
     if recipe.size != AUTO:
         return recipe.size
-    return max(8, typical_side) if typical_side <= LARGEST_SMALL_IMAGE else 128
+    return max(8, median_side) if median_side <= LARGEST_SMALL_IMAGE else 128
 
 
 _ONLY_FOR: dict[str, tuple[str, ...]] = {

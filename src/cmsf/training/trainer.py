@@ -256,7 +256,7 @@ class Trainer:
 
     def _embed_clean(self, index: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
         """The target's embeddings of clean views, by the statistics it has gathered and without adding to them."""
-        encoders, images = self.learner.encoders, self.data.train.part(index.cpu())
+        encoders, images = self.learner.encoders, self.data.train.subset(index.cpu())
         assert encoders.target is not None
         with in_eval_mode(encoders.target):
             views = clean_views(images, self.recipe.size, self.device, self.workers)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cmsf.analysis.figures.thumbnails import THUMBNAIL, Sheet, shortened, thumbnail
 from cmsf.data import Source, Unreadable
-from cmsf.data.source import Part
+from cmsf.data.source import SourceSplit
 from cmsf.utils.rng import permutation
 
 _COLUMNS, _ROWS = 10, 12
@@ -37,7 +37,7 @@ def draw_contact_sheet(source: Source, out: Path) -> None:
     sheet.save(out)
 
 
-def _by_class(source: Source, part: Part, order: Sequence[int]) -> list[tuple[str, list[int]]]:
+def _by_class(source: Source, part: SourceSplit, order: Sequence[int]) -> list[tuple[str, list[int]]]:
     members: dict[str, list[int]] = {name: [] for name in source.classes}
     for i in order:
         name = part.names[i]

@@ -41,7 +41,7 @@ def draw_neighbours(
     """
     split = data.test or data.train
     chosen = one_a_class_in_turn(split, seed)[:rows]
-    query = split.part(chosen)
+    query = split.subset(chosen)
     own = chosen if data.test is None else torch.full_like(chosen, UNKNOWN)
 
     def pixels(part: Split) -> Iterator[Tensor]:

@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cmsf.data.transforms import cut
+from cmsf.data.transforms import resized_crop
 from cmsf.utils.files import atomic_write
 from cmsf.utils.text import escape_unprintable
 
@@ -71,7 +71,7 @@ def thumbnail(picture: UInt8[Tensor, "c h w"]) -> NDArray[np.uint8]:
     height, width = picture.shape[1:]
     side = min(height, width)
     box = torch.tensor([(height - side) // 2, (width - side) // 2, side, side])
-    pixels = cut(picture, box, min(THUMBNAIL, side), flipped=False)
+    pixels = resized_crop(picture, box, min(THUMBNAIL, side), flipped=False)
     shown: NDArray[np.uint8] = pixels.expand(3, -1, -1).permute(1, 2, 0).numpy()
     return shown
 

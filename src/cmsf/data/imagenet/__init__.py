@@ -9,7 +9,7 @@ from importlib.resources import files
 
 import numpy as np
 
-from cmsf.data.source import distinct
+from cmsf.data.source import disambiguate
 
 _HERE = files("cmsf.data.imagenet")
 
@@ -65,7 +65,7 @@ def coarse_groups() -> dict[str, str]:
         members[find(name)].append(name)
     groups = list(members.values())
     common = [frozenset.intersection(*(line(merged[name]) for name in group)) for group in groups]
-    titles = distinct([words[max(shared, key=lambda synset: (depth(synset), synset))] for shared in common])
+    titles = disambiguate([words[max(shared, key=lambda synset: (depth(synset), synset))] for shared in common])
     return {name: title for title, group in zip(titles, groups, strict=True) for name in group}
 
 

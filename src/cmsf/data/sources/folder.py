@@ -9,8 +9,8 @@ from pathlib import Path
 from unicodedata import normalize
 
 from cmsf.data.decoding import SUFFIXES
-from cmsf.data.images import Files
-from cmsf.data.source import SPLITS, Part, Source, ordered
+from cmsf.data.images import FileImages
+from cmsf.data.source import SPLIT_ALIASES, Source, SourceSplit, sort_classes
 from cmsf.utils.errors import BadInput
 from cmsf.utils.progress import track
 
@@ -24,20 +24,22 @@ def open_folder(root: Path) -> Source:
     notes = _other_files(found, paths)
     members: dict[str, list[str]] = {}
     first = {path.split("/")[0] for path in paths}
-    in_splits = first <= set(SPLITS) and any(SPLITS[name] == "train" for name in first)
+    in_splits = first <= set(SPLIT_ALIASES) and any(SPLIT_ALIASES[name] == "train" for name in first)
     if {"train", "trainval"} <= first and in_splits:
         raise BadInput(f"{root} has both train/ and trainval/, which share images; move one of them away")
     for path in paths:
-        members.setdefault(SPLITS[path.split("/")[0]] if in_splits else "train", []).append(path)
+        members.setdefault(SPLIT_ALIASES[path.split("/")[0]] if in_splits else "train", []).append(path)
     parts = {}
     for split, inside in members.items():
         folders = [path.split("/")[1 if in_splits else 0 : -1] for path in inside]
         names, remark = _class_names(folders, inside[0].split("/")[0] if in_splits else root.name)
-        parts[split] = Part(Files(root, inside), names)
+        parts[split] = SourceSplit(FileImages(root, inside), names)
         notes += remark
     if not any(parts["train"].names):  # test folders that do not say what the training images are say nothing
-        parts = {split: Part(part.images, [None] * len(part)) for split, part in parts.items()}
-    return Source(root.resolve().name, parts, ordered(name for part in parts.values() for name in part.names), notes)
+        parts = {split: SourceSplit(part.images, [None] * len(part)) for split, part in parts.items()}
+    return Source(
+        root.resolve().name, parts, sort_classes(name for part in parts.values() for name in part.names), notes
+    )
 
 
 def _files_below(root: Path) -> list[str]:

@@ -21,7 +21,7 @@ from PIL import Image
 
 from cmsf.data.decoding import open_image
 from cmsf.data.images import Images
-from cmsf.data.source import SPLITS, Part, Source, distinct, ordered
+from cmsf.data.source import SPLIT_ALIASES, Source, SourceSplit, disambiguate, sort_classes
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import expand_user
 from cmsf.utils.progress import bars_enabled
@@ -42,7 +42,7 @@ def open_hugging_face(rest: str) -> Source:
         raise BadInput(f"cannot open hf:{rest}: {first_line(error, 200)}") from None
     by_split = dict(loaded) if isinstance(loaded, Mapping) else {"train": loaded}
     chosen, notes = _parts(rest, {split: content for split, content in by_split.items() if len(content)})
-    parts: dict[str, Part] = {}
+    parts: dict[str, SourceSplit] = {}
     classes: list[str] = []
     for part, content in chosen.items():
         image = _image_column(library, content)
@@ -52,11 +52,11 @@ def open_hugging_face(rest: str) -> Source:
         names, known = ([None] * len(content), ()) if label is None else _names(content, label)
         classes += known
         rows = content.select_columns([image]).cast_column(image, library.Image(decode=False))
-        parts[part] = Part(TableImages(rows, image, _paths(rows, image, part, Path(name))), names)
+        parts[part] = SourceSplit(TableImages(rows, image, _paths(rows, image, part, Path(name))), names)
         if label is None and part == "train":
             notes += (f"hf:{rest} has no column of classes ({', '.join(content.column_names)}), so it is unlabelled",)
     met = {label for part in parts.values() for label in part.names} - {None}
-    listed = tuple(label for label in dict.fromkeys((*classes, *ordered(met))) if label in met)
+    listed = tuple(label for label in dict.fromkeys((*classes, *sort_classes(met))) if label in met)
     return Source(Path(name).name, parts, listed, notes)
 
 
@@ -135,7 +135,7 @@ def _parts(rest: str, splits: dict[str, Any]) -> tuple[dict[str, Any], tuple[str
         note = () if split == "train" else (f"hf:{rest} has one split, {split}, which is trained on",)
         return {"train": splits[split]}, note
     parts: dict[str, Any] = {}
-    for split, part in SPLITS.items():
+    for split, part in SPLIT_ALIASES.items():
         if split in splits:
             parts.setdefault(part, splits[split])
     if "train" not in parts:
@@ -182,7 +182,7 @@ def _label_column(library: ModuleType, content: Any) -> str | None:
 def _names(content: Any, column: str) -> tuple[list[str | None], tuple[str, ...]]:
     """Each row's class, and all classes in the order of their numbers where they have one."""
     values = content.select_columns([column])[:][column]
-    known = distinct(getattr(content.features[column], "names", None) or ())
+    known = disambiguate(getattr(content.features[column], "names", None) or ())
     names = [None if value in (None, -1, "", "-1") else known[value] if known else str(value) for value in values]
     return names, known
 

@@ -13,8 +13,8 @@ import torch
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
-from cmsf.data.images import Arrays
-from cmsf.data.source import Part, Source, distinct
+from cmsf.data.images import ArrayImages
+from cmsf.data.source import Source, SourceSplit, disambiguate
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import check_regular_file
@@ -37,7 +37,7 @@ _UNREADABLE = (
 _NAMES = frozenset({"classes", *(f"{letter}{part}" for letter in "xy" for part in ("", "_train", "_val", "_test"))})
 
 
-def open_arrays(path: Path, name: str | None = None) -> Source:
+def open_npz(path: Path, name: str | None = None) -> Source:
     """uint8 images (n, h, w) or (n, h, w, c) with c of 1 or 3, whole labels (-1: none), and optionally `classes`."""
     arrays = _read(path)
     train = "train" if "x_train" in arrays else ""
@@ -50,17 +50,19 @@ def open_arrays(path: Path, name: str | None = None) -> Source:
     classes = _class_names(path, arrays, values)
     called = dict(zip(values.tolist(), classes, strict=True)) | {UNKNOWN: None}
     parts = {
-        split: Part(as_images(arrays[_key("x", part)], _key("x", part)), [called[n] for n in labels[split].tolist()])
+        split: SourceSplit(
+            to_images(arrays[_key("x", part)], _key("x", part)), [called[n] for n in labels[split].tolist()]
+        )
         for split, part in found.items()
     }
     return Source(name or path.stem, parts, classes)
 
 
-def as_images(images: NDArray[np.uint8], called: str) -> Arrays:
+def to_images(images: NDArray[np.uint8], called: str) -> ArrayImages:
     """Arrays with the channels last, or without any, as images with the channels first."""
     channels_first = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
     paths = [f"{called}/{i}" for i in range(len(images))]
-    return Arrays(torch.from_numpy(np.ascontiguousarray(channels_first)), paths)
+    return ArrayImages(torch.from_numpy(np.ascontiguousarray(channels_first)), paths)
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:
@@ -132,5 +134,5 @@ def _class_names(path: Path, arrays: dict[str, NDArray[Any]], values: NDArray[np
         count = "no list" if named.ndim != 1 else f"{len(named)} names"
         highest = values[-1] if len(values) else "none"
         raise BadInput(f"`classes` of {path} is {count}, and the highest label is {highest}; name them all")
-    called = distinct([str(name) for name in named])
+    called = disambiguate([str(name) for name in named])
     return tuple(called[value] for value in values)

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cmsf.data.images import Files
-from cmsf.data.source import SPLITS, Part, Source, ordered
+from cmsf.data.images import FileImages
+from cmsf.data.source import SPLIT_ALIASES, Source, SourceSplit, sort_classes
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import atomic_write, check_regular_file
 from cmsf.utils.memory import available_memory
@@ -29,7 +29,7 @@ _DIGITS = 19
 _TABLE_BY_BYTE, _CELL = 16, 160
 """Bytes of memory for each byte of a CSV, and for each cell of a table, at most."""
 _LONGEST_TEXT = 1 << 16
-LIST_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
+TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 
 
 @dataclass(frozen=True)
@@ -49,26 +49,26 @@ def read_table(file: Path) -> Table:
     columns = read_columns(file)
     column = "path" if "path" in columns else "index"
     if column not in columns:
-        raise BadInput(f"{file} has the columns {_some(columns)}; it needs path (or index) and label")
+        raise BadInput(f"{file} has the columns {_join_names(columns)}; it needs path (or index) and label")
     keys = [_text(value) for value in columns[column]]
     labels = [_label(value) for value in columns.get("label", [None] * len(keys))]
     splits = [_text(value).lower() for value in columns.get("split", [""] * len(keys))]
-    unknown = sorted(set(splits) - {"", *SPLITS})
+    unknown = sorted(set(splits) - {"", *SPLIT_ALIASES})
     if unknown:
         raise BadInput(f"{file} has images in a split called {short_repr(unknown[0])!r}; use train, val and test")
     places: dict[str, int] = {}
     for number, key in enumerate(keys):
         if not key:
             raise BadInput(f"row {number + 1} of {file} has no {column}")
-        first = places.setdefault(_same_script(key), number)
+        first = places.setdefault(_normalize_path(key), number)
         if first != number:
             raise BadInput(
                 f"{file} lists {short_repr(key)} twice, in rows {first + 1} and {number + 1}; keep one of them"
             )
-    return Table(file, column, keys, labels, [SPLITS[split or "train"] for split in splits], "label" in columns)
+    return Table(file, column, keys, labels, [SPLIT_ALIASES[split or "train"] for split in splits], "label" in columns)
 
 
-def open_list(file: Path) -> Source:
+def open_table(file: Path) -> Source:
     """Images by their paths relative to the list; a blank label is none, and a column `split` may name the splits."""
     table = read_table(file)
     if not table.keys:
@@ -78,21 +78,21 @@ def open_list(file: Path) -> Source:
     parts = {}
     for split in sorted(set(table.splits)):
         rows = [number for number, name in enumerate(table.splits) if name == split]
-        images = Files(file.parent, [table.keys[row] for row in rows])
-        parts[split] = Part(images, [table.labels[row] for row in rows])
+        images = FileImages(file.parent, [table.keys[row] for row in rows])
+        parts[split] = SourceSplit(images, [table.labels[row] for row in rows])
     if "train" not in parts:
         raise BadInput(f"{file} has no images in the split train")
     notes = () if table.has_labels else (f"{file.name} has no column called label, so the images are unlabelled",)
-    return Source(file.stem, parts, ordered(table.labels), notes)
+    return Source(file.stem, parts, sort_classes(table.labels), notes)
 
 
 def match_labels(file: Path, parts: Mapping[str, Sequence[str]], root: Path | None) -> dict[str, list[str | None]]:
     """The listed label of every image of a source, None for a blank or where it is not listed."""
-    found = match_rows(file, parts, root)
+    found = match_listed(file, parts, root)
     return {part: [given.get(place) for place in range(len(parts[part]))] for part, given in found.items()}
 
 
-def match_rows(file: Path, parts: Mapping[str, Sequence[str]], root: Path | None) -> dict[str, dict[int, str | None]]:
+def match_listed(file: Path, parts: Mapping[str, Sequence[str]], root: Path | None) -> dict[str, dict[int, str | None]]:
     """By part and place, the label of each image that is listed, None for a blank.
 
     parts: the paths of the source's images by part; `root`, where there is one, is the folder they are relative to. A
@@ -106,18 +106,18 @@ def match_rows(file: Path, parts: Mapping[str, Sequence[str]], root: Path | None
     if table.column == "index":
         return {"train": _by_index(table, len(parts["train"]))}
     keys, known = table.keys, parts
-    wrong = _strangers(keys, known)
+    wrong = _unknown_paths(keys, known)
     if wrong and root is not None:
         keys = [_below(root, file.parent.resolve() / key) for key in table.keys]
         known = {part: [_below(root, root.resolve() / path) for path in paths] for part, paths in parts.items()}
-        wrong = min(wrong, _strangers(keys, known), key=len)
+        wrong = min(wrong, _unknown_paths(keys, known), key=len)
     if wrong:
         raise BadInput(
             f"{len(wrong)} of {len(keys)} rows of {file} are for images that are not there (the first is "
             f"{short_repr(wrong[0])}); paths look like {short_repr(parts['train'][0])}"
         )
-    label = dict(zip(map(_same_script, keys), table.labels, strict=True))
-    named = {part: [_same_script(path) for path in paths] for part, paths in known.items()}
+    label = dict(zip(map(_normalize_path, keys), table.labels, strict=True))
+    named = {part: [_normalize_path(path) for path in paths] for part, paths in known.items()}
     return {part: {i: label[key] for i, key in enumerate(paths) if key in label} for part, paths in named.items()}
 
 
@@ -131,9 +131,9 @@ def _by_index(table: Table, count: int) -> dict[int, str | None]:
     return {int(key): name for key, name in zip(table.keys, table.labels, strict=True)}
 
 
-def _strangers(keys: Sequence[str], parts: Mapping[str, Sequence[str]]) -> list[str]:
-    known = {_same_script(path) for paths in parts.values() for path in paths}
-    return [key for key in keys if _same_script(key) not in known]
+def _unknown_paths(keys: Sequence[str], parts: Mapping[str, Sequence[str]]) -> list[str]:
+    known = {_normalize_path(path) for paths in parts.values() for path in paths}
+    return [key for key in keys if _normalize_path(key) not in known]
 
 
 def _below(root: Path, path: Path) -> str:
@@ -141,7 +141,7 @@ def _below(root: Path, path: Path) -> str:
     return Path(os.path.relpath(path, root.resolve())).as_posix()
 
 
-def _some(columns: Iterable[str]) -> str:
+def _join_names(columns: Iterable[str]) -> str:
     return short_repr(", ".join(columns)) or "none"
 
 
@@ -149,7 +149,7 @@ def read_mapping(file: Path) -> dict[str, str]:
     """A CSV or Parquet of two columns, class and group."""
     columns = read_columns(file)
     if len(columns) != 2:
-        raise BadInput(f"{file} has the columns {_some(columns)}; a mapping has two, class and group")
+        raise BadInput(f"{file} has the columns {_join_names(columns)}; a mapping has two, class and group")
     classes, groups = ([_label(value) for value in column] for column in columns.values())
     mapping: dict[str, str] = {}
     for number, (name, group) in enumerate(zip(classes, groups, strict=True), start=1):
@@ -163,7 +163,7 @@ def read_mapping(file: Path) -> dict[str, str]:
     return mapping
 
 
-def write_rows(file: Path, header: Sequence[str], rows: Iterable[Sequence[str | None]]) -> None:
+def write_csv(file: Path, header: Sequence[str], rows: Iterable[Sequence[str | None]]) -> None:
     """A CSV; None is blank."""
     with atomic_write(file) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
         plain = csv.writer(stream, lineterminator="\n")
@@ -173,7 +173,7 @@ def write_rows(file: Path, header: Sequence[str], rows: Iterable[Sequence[str | 
             (quoted if any("\r" in field for field in row if field) else plain).writerow(row)
 
 
-def write_columns(file: Path, columns: Mapping[str, Sequence[Any]], numbers: Collection[str] = ()) -> None:
+def write_parquet(file: Path, columns: Mapping[str, Sequence[Any]], numbers: Collection[str] = ()) -> None:
     """A Parquet file; columns are text but for those of numbers."""
     kinds = {name: pa.float64() if name in numbers else pa.string() for name in columns}
     with atomic_write(file) as temporary:
@@ -282,6 +282,6 @@ def _label(value: Any) -> str | None:
     return None if text in ("", "-1") else text
 
 
-def _same_script(path: str) -> str:
+def _normalize_path(path: str) -> str:
     """One spelling for a path: composed letters, slashes, no detours."""
     return posixpath.normpath(normalize("NFC", path.replace("\\", "/")))

@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cmsf.data.images import Arrays, Files, Images
-from cmsf.data.source import Part, Source, distinct, ordered
-from cmsf.data.sources.npz import as_images
+from cmsf.data.images import ArrayImages, FileImages, Images
+from cmsf.data.source import Source, SourceSplit, disambiguate, sort_classes
+from cmsf.data.sources.npz import to_images
 from cmsf.utils.errors import BadInput, did_you_mean
 from cmsf.utils.files import expand_user
 from cmsf.utils.progress import bars_enabled, progress_bar, track
@@ -55,7 +55,7 @@ def open_torchvision(rest: str) -> Source:
     parts = {part: _read(chosen, content, part) for part, (chosen, content) in opened.items()}
     met = {label for part in parts.values() for label in part.names} - {None}
     named = [label for _, content in opened.values() for label in _class_names(content)]
-    classes = tuple(label for label in dict.fromkeys((*named, *ordered(met))) if label in met)
+    classes = tuple(label for label in dict.fromkeys((*named, *sort_classes(met))) if label in met)
     blank = [part for part, images in parts.items() if not any(images.names)]
     notes = (f"the {' and '.join(blank)} images of torchvision:{name} come without classes",) if blank else ()
     return Source(name, parts, classes, notes)
@@ -208,7 +208,7 @@ def _own_bars() -> Iterator[None]:
         yield
 
 
-def _read(chosen: _Set, content: Any, part: str) -> Part:
+def _read(chosen: _Set, content: Any, part: str) -> SourceSplit:
     """The images of a split by the fastest way there is."""
     if not len(content):
         raise BadInput(f"torchvision:{chosen.name} at {chosen.root} holds no {part} images")
@@ -220,13 +220,13 @@ def _read(chosen: _Set, content: Any, part: str) -> Part:
         # Some sets list a folder in whatever order the disk gives.
         files.sort(key=itemgetter(0))
         paths = [Path(os.path.relpath(path, chosen.root)).as_posix() for path, _ in files]
-        images: Images = Files(chosen.root, paths)
+        images: Images = FileImages(chosen.root, paths)
         numbers = [number for _, number in files]
     else:
         images = _arrays(content, part) or SetImages(chosen, content, [f"{part}/{i}" for i in range(len(content))])
         numbers = _numbers(content)
     called = dict(enumerate(_class_names(content)))
-    return Part(images, [None if number is None else called.get(number, str(number)) for number in numbers])
+    return SourceSplit(images, [None if number is None else called.get(number, str(number)) for number in numbers])
 
 
 def _files(content: Any) -> list[tuple[str, int | None]]:
@@ -241,7 +241,7 @@ def _files(content: Any) -> list[tuple[str, int | None]]:
     return files if len(files) == len(content) else []
 
 
-def _arrays(content: Any, part: str) -> Arrays | None:
+def _arrays(content: Any, part: str) -> ArrayImages | None:
     """The images as one array, if the set has one that shows what the set shows."""
     if not hasattr(getattr(content, "data", None), "shape"):
         return None
@@ -250,7 +250,7 @@ def _arrays(content: Any, part: str) -> Arrays | None:
         return None
     if data.ndim == 4 and data.shape[3] not in (1, 3):
         data = data.transpose(0, 2, 3, 1)
-    images = as_images(data, part)
+    images = to_images(data, part)
     same = all(np.array_equal(np.asarray(images.open(i)), np.asarray(content[i][0])) for i in (0, len(content) - 1))
     return images if same else None
 
@@ -283,4 +283,4 @@ def _class_names(content: Any) -> tuple[str, ...]:
     by_name = getattr(content, "class_to_idx", {})
     listed = (getattr(content, key, None) for key in ("classes", "categories", "all_categories"))
     names = next((found for found in listed if found), sorted(by_name, key=by_name.__getitem__))
-    return distinct([name if isinstance(name, str) else str(name[0]) for name in names])
+    return disambiguate([name if isinstance(name, str) else str(name[0]) for name in names])

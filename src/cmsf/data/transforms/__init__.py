@@ -1,28 +1,36 @@
 """What the networks see of an image."""
 
 from cmsf.data.transforms.augmentation import Augmentation, clean_view
-from cmsf.data.transforms.batch import Batch, CutBatch, WholeBatch, cut_views, to_device
-from cmsf.data.transforms.colours import IMAGENET_DEVIATION, IMAGENET_MEAN, normalise
-from cmsf.data.transforms.crops import CentreCrop, Crop, Pictures, RandomCrop, crop_and_resize, cut, sizes
+from cmsf.data.transforms.batch import Batch, CroppedBatch, WholeBatch, crop_views, to_device
+from cmsf.data.transforms.color import IMAGENET_MEAN, IMAGENET_STD, normalize_pixels
+from cmsf.data.transforms.crops import (
+    CenterCrop,
+    Crop,
+    DecodedImages,
+    RandomCrop,
+    crop_and_resize,
+    image_sizes,
+    resized_crop,
+)
 from cmsf.data.transforms.rand_augment import RandAugment
 
 __all__ = [
-    "IMAGENET_DEVIATION",
     "IMAGENET_MEAN",
+    "IMAGENET_STD",
     "Augmentation",
     "Batch",
-    "CentreCrop",
+    "CenterCrop",
     "Crop",
-    "CutBatch",
-    "Pictures",
+    "CroppedBatch",
+    "DecodedImages",
     "RandAugment",
     "RandomCrop",
     "WholeBatch",
     "clean_view",
     "crop_and_resize",
-    "cut",
-    "cut_views",
-    "normalise",
-    "sizes",
+    "crop_views",
+    "image_sizes",
+    "normalize_pixels",
+    "resized_crop",
     "to_device",
 ]

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cmsf.data.transforms import colours
-from cmsf.data.transforms.batch import Batch, CutBatch, WholeBatch, cut_views
-from cmsf.data.transforms.crops import CentreCrop, Draws, Pictures, RandomCrop, between
+from cmsf.data.transforms import color
+from cmsf.data.transforms.batch import Batch, CroppedBatch, WholeBatch, crop_views
+from cmsf.data.transforms.crops import CenterCrop, DecodedImages, RandomCrop, RandomStream, scale_to_range
 
 _CACHED_PIXELS = 512 * 1024
 _SOLARISED_FROM = 128 / 255
@@ -44,30 +44,30 @@ class Augmentation:
         return torch.cat([self._view(part, view) for part in batch.split(few)])
 
     def _view(self, batch: Batch, view: int) -> Float[Tensor, "b 3 s s"]:
-        draw = Draws(batch.seed, batch.epoch, batch.index, view, self.crop.turns)
-        return colours.normalise(self._distorted(batch.crop(self.crop, view), draw))
+        draw = RandomStream(batch.seed, batch.epoch, batch.index, view, self.crop.turns)
+        return color.normalize_pixels(self._distorted(batch.crop(self.crop, view), draw))
 
-    def _distorted(self, images: Tensor, draw: Draws) -> Tensor:
+    def _distorted(self, images: Tensor, draw: RandomStream) -> Tensor:
         images = self._jittered(images, draw)
         grey = (draw(1)[:, 0] < self.greyscale).to(images.device)
-        images = torch.where(grey[:, None, None, None], colours.luminance(images), images)
+        images = torch.where(grey[:, None, None, None], color.to_grayscale(images), images)
         images = self._blurred(images, draw)
         return self._solarised(images, draw)
 
-    def _jittered(self, images: Tensor, draw: Draws) -> Tensor:
+    def _jittered(self, images: Tensor, draw: RandomStream) -> Tensor:
         """Brightness, contrast, saturation and hue in an order of each image's own."""
         applied = draw(1)[:, 0] < self.jitter
         order = draw(4).argsort(1)
-        amount = between(draw(4), -1.0, 1.0)
+        amount = scale_to_range(draw(4), -1.0, 1.0)
         if not self.jitter:
             return images
         coloured = images.shape[1] == 3
         operations = [
-            (0, colours.brightened, 1 + amount[:, 0] * self.brightness),
-            (1, colours.contrasted, 1 + amount[:, 1] * self.contrast),
+            (0, color.adjust_brightness, 1 + amount[:, 0] * self.brightness),
+            (1, color.adjust_contrast, 1 + amount[:, 1] * self.contrast),
             # A grey image has no saturation and no hue to change.
-            *([(2, colours.saturated, 1 + amount[:, 2] * self.saturation)] if coloured else []),
-            *([(3, colours.hue_shifted, amount[:, 3] * self.hue)] if coloured else []),
+            *([(2, color.adjust_saturation, 1 + amount[:, 2] * self.saturation)] if coloured else []),
+            *([(3, color.adjust_hue, amount[:, 3] * self.hue)] if coloured else []),
         ]
         images = images.clone()
         for turn in range(4):
@@ -78,28 +78,28 @@ class Augmentation:
                     images[chosen] = operation(images[chosen], amount_here)
         return images
 
-    def _blurred(self, images: Tensor, draw: Draws) -> Tensor:
+    def _blurred(self, images: Tensor, draw: RandomStream) -> Tensor:
         chosen = (draw(1)[:, 0] < self.blur).nonzero()[:, 0]
-        sigma = between(draw(1)[:, 0], *self.blur_sigma)
+        sigma = scale_to_range(draw(1)[:, 0], *self.blur_sigma)
         if len(chosen):
             sigma, chosen = sigma[chosen].to(images.device), chosen.to(images.device)
             images = images.clone()
-            images[chosen] = colours.blurred(images[chosen], sigma, colours.blur_kernel_size(self.crop.size))
+            images[chosen] = color.gaussian_blur(images[chosen], sigma, color.blur_kernel_size(self.crop.size))
         return images
 
-    def _solarised(self, images: Tensor, draw: Draws) -> Tensor:
+    def _solarised(self, images: Tensor, draw: RandomStream) -> Tensor:
         if not self.solarise:
             return images
         chosen = (draw(1)[:, 0] < self.solarise).to(images.device)
         threshold = torch.full((len(images),), _SOLARISED_FROM, device=images.device)
-        return torch.where(chosen[:, None, None, None], colours.solarised(images, threshold), images)
+        return torch.where(chosen[:, None, None, None], color.solarize(images, threshold), images)
 
 
-def clean_view(pictures: Pictures, size: int) -> Float[Tensor, "b 3 s s"]:
+def clean_view(pictures: DecodedImages, size: int) -> Float[Tensor, "b 3 s s"]:
     """The view for evaluation: resized, the centre cropped, normalised."""
-    index, crop = torch.arange(len(pictures)), CentreCrop(size)
+    index, crop = torch.arange(len(pictures)), CenterCrop(size)
     if isinstance(pictures, Tensor):
         batch: Batch = WholeBatch(index, 0, 0, pictures)
     else:
-        batch = CutBatch(index, 0, 0, cut_views(pictures, index, {0: crop}, 0, 0), torch.device("cpu"))
-    return colours.normalise(batch.crop(crop, 0))
+        batch = CroppedBatch(index, 0, 0, crop_views(pictures, index, {0: crop}, 0, 0), torch.device("cpu"))
+    return color.normalize_pixels(batch.crop(crop, 0))

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from cmsf.data.transforms.crops import Crop, Draws, Pictures, crop_and_resize, cut, sizes
+from cmsf.data.transforms.crops import Crop, DecodedImages, RandomStream, crop_and_resize, image_sizes, resized_crop
 
 
 @dataclass(frozen=True)
@@ -38,36 +38,36 @@ class Batch(ABC):
 class WholeBatch(Batch):
     """Images of one size, whole, on the training device."""
 
-    pictures: UInt8[Tensor, "b c h w"]
+    images: UInt8[Tensor, "b c h w"]
 
     def crop(self, how: Crop, view: int) -> Float[Tensor, "b c s s"]:
-        draw = Draws(self.seed, self.epoch, self.index, view)
-        boxes, flipped = how.boxes(*sizes(self.pictures), draw)
-        return crop_and_resize(self.pictures, boxes, how.size, flipped)
+        draw = RandomStream(self.seed, self.epoch, self.index, view)
+        boxes, flipped = how.boxes(*image_sizes(self.images), draw)
+        return crop_and_resize(self.images, boxes, how.size, flipped)
 
     def split(self, size: int) -> Iterator[Batch]:
-        for index, pictures in zip(self.index.split(size), self.pictures.split(size), strict=True):
-            yield replace(self, index=index, pictures=pictures)
+        for index, pictures in zip(self.index.split(size), self.images.split(size), strict=True):
+            yield replace(self, index=index, images=pictures)
 
     @property
     def on_cpu(self) -> bool:
-        return self.pictures.device.type == "cpu"
+        return self.images.device.type == "cpu"
 
 
 @dataclass(frozen=True)
-class CutBatch(Batch):
+class CroppedBatch(Batch):
     """The parts that each view shows of images of any size, cut on the CPU."""
 
-    parts: dict[int, UInt8[Tensor, "b 3 s s"]]
+    crops: dict[int, UInt8[Tensor, "b 3 s s"]]
     device: torch.device
 
     def crop(self, how: Crop, view: int) -> Float[Tensor, "b c s s"]:
-        return to_device(self.parts[view], self.device).float() / 255
+        return to_device(self.crops[view], self.device).float() / 255
 
     def split(self, size: int) -> Iterator[Batch]:
         for rows in torch.arange(len(self.index)).split(size):
             some = slice(int(rows[0]), int(rows[-1]) + 1)
-            yield replace(self, index=self.index[some], parts={view: part[some] for view, part in self.parts.items()})
+            yield replace(self, index=self.index[some], crops={view: crop[some] for view, crop in self.crops.items()})
 
     @property
     def on_cpu(self) -> bool:
@@ -79,14 +79,16 @@ def to_device(pictures: Tensor, device: torch.device) -> Tensor:
     return pictures.to(device, non_blocking=device.type == "cuda" and pictures.is_pinned())
 
 
-def cut_views(
-    pictures: Pictures, index: Int[Tensor, " b"], crops: Mapping[int, Crop], seed: int, epoch: int
+def crop_views(
+    pictures: DecodedImages, index: Int[Tensor, " b"], crops: Mapping[int, Crop], seed: int, epoch: int
 ) -> dict[int, UInt8[Tensor, "b 3 s s"]]:
     """What each view shows of images of any size, as a CutBatch takes it; grey images become three equal channels."""
-    height, width = sizes(pictures)
+    height, width = image_sizes(pictures)
     parts: dict[int, Tensor] = {}
     for view, how in crops.items():
-        boxes, flipped = how.boxes(height, width, Draws(seed, epoch, index, view))
+        boxes, flipped = how.boxes(height, width, RandomStream(seed, epoch, index, view))
         every = zip(pictures, boxes, flipped.tolist(), strict=True)
-        parts[view] = torch.stack([cut(picture, box, how.size, turn).expand(3, -1, -1) for picture, box, turn in every])
+        parts[view] = torch.stack(
+            [resized_crop(picture, box, how.size, turn).expand(3, -1, -1) for picture, box, turn in every]
+        )
     return parts

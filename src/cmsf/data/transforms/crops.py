@@ -13,13 +13,13 @@ from torch.nn.functional import interpolate
 
 from cmsf.utils.rng import uniform
 
-Pictures = UInt8[Tensor, "b c h w"] | Sequence[Tensor]
+DecodedImages = UInt8[Tensor, "b c h w"] | Sequence[Tensor]
 """Decoded images: one tensor where all have one size, else a list of (c, h, w) on the CPU."""
 
 _ATTEMPTS = 10
 
 
-class Draws:
+class RandomStream:
     """Successive random numbers for a batch, each image's own: a hash of (seed, epoch, image, view) and the turn."""
 
     def __init__(self, seed: int, epoch: int, index: Int[Tensor, " b"], view: int, turn: int = 0) -> None:
@@ -44,12 +44,12 @@ class RandomCrop:
     """How often it draws; the colours of the same view draw after it."""
 
     def boxes(
-        self, height: Int[Tensor, " b"], width: Int[Tensor, " b"], draw: Draws
+        self, height: Int[Tensor, " b"], width: Int[Tensor, " b"], draw: RandomStream
     ) -> tuple[Int[Tensor, "b 4"], Bool[Tensor, " b"]]:
         """Top, left, height and width by torchvision's rule, the first of ten that fits; and what is mirrored."""
         area, ratio = draw(2 * _ATTEMPTS).double().chunk(2, dim=1)
-        area = (height * width)[:, None] * between(area, *self.scale)
-        ratio = torch.exp(between(ratio, *(math.log(side) for side in self.ratio)))
+        area = (height * width)[:, None] * scale_to_range(area, *self.scale)
+        ratio = torch.exp(scale_to_range(ratio, *(math.log(side) for side in self.ratio)))
         tall = (area / ratio).sqrt().round().long()
         wide = (area * ratio).sqrt().round().long()
         fits = (tall >= 1) & (wide >= 1) & (tall <= height[:, None]) & (wide <= width[:, None])
@@ -64,7 +64,7 @@ class RandomCrop:
 
 
 @dataclass(frozen=True)
-class CentreCrop:
+class CenterCrop:
     """The view for evaluation: resize the shorter side to 256/224 of the size and crop the centre.
 
     An image with no side above the size is used whole.
@@ -73,7 +73,7 @@ class CentreCrop:
     size: int
 
     def boxes(
-        self, height: Int[Tensor, " b"], width: Int[Tensor, " b"], draw: Draws
+        self, height: Int[Tensor, " b"], width: Int[Tensor, " b"], draw: RandomStream
     ) -> tuple[Int[Tensor, "b 4"], Bool[Tensor, " b"]]:
         extent = torch.stack([height, width], dim=1)
         short = extent.amin(1, keepdim=True)
@@ -83,10 +83,10 @@ class CentreCrop:
         return torch.cat([corner, side], dim=1), torch.zeros(len(height), dtype=torch.bool)
 
 
-Crop = RandomCrop | CentreCrop
+Crop = RandomCrop | CenterCrop
 
 
-def sizes(pictures: Pictures) -> tuple[Int[Tensor, " b"], Int[Tensor, " b"]]:
+def image_sizes(pictures: DecodedImages) -> tuple[Int[Tensor, " b"], Int[Tensor, " b"]]:
     """Heights and widths, on the CPU like all parameters of a view."""
     shapes = torch.tensor([tuple(picture.shape[-2:]) for picture in pictures])
     return shapes[:, 0], shapes[:, 1]
@@ -101,13 +101,15 @@ def crop_and_resize(
     device does for the whole batch at once.
     """
     boxes = boxes.to(pictures.device)
-    rows = resizing_matrix(boxes[:, 0], boxes[:, 2], pictures.shape[-2], size)
-    columns = resizing_matrix(boxes[:, 1], boxes[:, 3], pictures.shape[-1], size)
+    rows = resize_matrix(boxes[:, 0], boxes[:, 2], pictures.shape[-2], size)
+    columns = resize_matrix(boxes[:, 1], boxes[:, 3], pictures.shape[-1], size)
     columns = torch.where(flipped.to(columns.device)[:, None, None], columns.flip(1), columns)
     return rows[:, None] @ (pictures.float() / 255) @ columns[:, None].mT
 
 
-def cut(picture: UInt8[Tensor, "c h w"], box: Int[Tensor, " 4"], size: int, flipped: bool) -> UInt8[Tensor, "c s s"]:
+def resized_crop(
+    picture: UInt8[Tensor, "c h w"], box: Int[Tensor, " 4"], size: int, flipped: bool
+) -> UInt8[Tensor, "c s s"]:
     """One image's box at size × size, rounded to whole grey levels: the same for images of many sizes, on the CPU."""
     top, left, height, width = box.tolist()
     inside = picture[None, :, top : top + height, left : left + width]
@@ -115,7 +117,7 @@ def cut(picture: UInt8[Tensor, "c h w"], box: Int[Tensor, " 4"], size: int, flip
     return resized.flip(-1) if flipped else resized
 
 
-def resizing_matrix(
+def resize_matrix(
     start: Int[Tensor, " b"], length: Int[Tensor, " b"], extent: int, size: int
 ) -> Float[Tensor, "b size extent"]:
     """What each input pixel adds to each output pixel when [start, start + length) is drawn at `size` pixels.
@@ -131,7 +133,7 @@ def resizing_matrix(
     return (weight / weight.sum(2, keepdim=True)).float()
 
 
-def between(share: Tensor, low: float, high: float) -> Tensor:
+def scale_to_range(share: Tensor, low: float, high: float) -> Tensor:
     return low + share * (high - low)
 
 

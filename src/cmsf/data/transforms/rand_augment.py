@@ -11,9 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
-from cmsf.data.transforms import colours
+from cmsf.data.transforms import color
 from cmsf.data.transforms.augmentation import Augmentation
-from cmsf.data.transforms.crops import Draws, between
+from cmsf.data.transforms.crops import RandomStream, scale_to_range
 
 _TURNS = 2
 _LARGEST_SQUARE = 0.5
@@ -29,7 +29,7 @@ class RandAugment(Augmentation):
     the nearest pixel, and cuts out 16 pixels. Here what comes from outside is black, and pixels are interpolated.
     """
 
-    def _distorted(self, images: Tensor, draw: Draws) -> Tensor:
+    def _distorted(self, images: Tensor, draw: RandomStream) -> Tensor:
         # A float32 just below 1 may not be multiplied up to the number of operations.
         drawn = (draw(_TURNS).double() * len(OPERATIONS)).long()
         share = draw(_TURNS)
@@ -39,40 +39,40 @@ class RandAugment(Augmentation):
             for number, (apply, low, high) in enumerate(OPERATIONS.values()):
                 chosen = (drawn[:, turn] == number).nonzero()[:, 0]
                 if len(chosen):
-                    magnitude = between(share[chosen, turn], low, high).to(images.device)
+                    magnitude = scale_to_range(share[chosen, turn], low, high).to(images.device)
                     chosen = chosen.to(images.device)
                     images[chosen] = apply(images[chosen], magnitude)
         side, row, column = draw(3).to(images.device).unbind(1)
-        return with_square(images, side * _LARGEST_SQUARE, row, column)
+        return cutout(images, side * _LARGEST_SQUARE, row, column)
 
 
-def rotated(images: Tensor, degrees: Tensor) -> Tensor:
+def rotate(images: Tensor, degrees: Tensor) -> Tensor:
     """Anticlockwise about the centre."""
     sine, cosine = degrees.deg2rad().sin(), degrees.deg2rad().cos()
-    return _warped(images, {(0, 0): cosine, (0, 1): -sine, (1, 0): sine, (1, 1): cosine})
+    return _affine(images, {(0, 0): cosine, (0, 1): -sine, (1, 0): sine, (1, 1): cosine})
 
 
-def sheared_across(images: Tensor, slope: Tensor) -> Tensor:
+def shear_x(images: Tensor, slope: Tensor) -> Tensor:
     """Rows moved to the left by their distance from the top edge times the slope."""
-    return _warped(images, {(0, 1): slope, (0, 2): slope})
+    return _affine(images, {(0, 1): slope, (0, 2): slope})
 
 
-def sheared_down(images: Tensor, slope: Tensor) -> Tensor:
+def shear_y(images: Tensor, slope: Tensor) -> Tensor:
     """Columns moved up by their distance from the left edge times the slope."""
-    return _warped(images, {(1, 0): slope, (1, 2): slope})
+    return _affine(images, {(1, 0): slope, (1, 2): slope})
 
 
-def moved_across(images: Tensor, share: Tensor) -> Tensor:
+def translate_x(images: Tensor, share: Tensor) -> Tensor:
     """To the right by a share of the width."""
-    return _warped(images, {(0, 2): -2 * share})
+    return _affine(images, {(0, 2): -2 * share})
 
 
-def moved_down(images: Tensor, share: Tensor) -> Tensor:
+def translate_y(images: Tensor, share: Tensor) -> Tensor:
     """By a share of the height."""
-    return _warped(images, {(1, 2): -2 * share})
+    return _affine(images, {(1, 2): -2 * share})
 
 
-def with_square(
+def cutout(
     images: Float[Tensor, "b c s s"], side: Float[Tensor, " b"], row: Float[Tensor, " b"], column: Float[Tensor, " b"]
 ) -> Float[Tensor, "b c s s"]:
     """A grey square over the pixels whose centres are inside; side and centre are shares of the image's side."""
@@ -82,7 +82,7 @@ def with_square(
     return images.masked_fill(down[:, None, :, None] & across[:, None, None, :], _GREY)
 
 
-def _warped(images: Tensor, entries: dict[tuple[int, int], Tensor]) -> Tensor:
+def _affine(images: Tensor, entries: dict[tuple[int, int], Tensor]) -> Tensor:
     """Each output pixel from where a matrix of each image's own sends it, in coordinates from -1 to 1.
 
     `entries` are those that are not the identity's, by row and column.
@@ -104,19 +104,19 @@ class Operation(NamedTuple):
 
 
 OPERATIONS = {
-    "autocontrast": Operation(lambda images, _: colours.autocontrasted(images)),
-    "brightness": Operation(colours.brightened, 0.05, 0.95),
-    "colour": Operation(colours.saturated, 0.05, 0.95),
-    "contrast": Operation(colours.contrasted, 0.05, 0.95),
-    "equalise": Operation(lambda images, _: colours.equalised(images)),
+    "autocontrast": Operation(lambda images, _: color.autocontrast(images)),
+    "brightness": Operation(color.adjust_brightness, 0.05, 0.95),
+    "colour": Operation(color.adjust_saturation, 0.05, 0.95),
+    "contrast": Operation(color.adjust_contrast, 0.05, 0.95),
+    "equalise": Operation(lambda images, _: color.equalize(images)),
     "identity": Operation(lambda images, _: images),
     # Every whole number from 4 to 8 is as likely.
-    "posterise": Operation(lambda images, bits: colours.posterised(images, bits.round()), 3.5, 8.5),
-    "rotate": Operation(rotated, -30.0, 30.0),
-    "sharpness": Operation(colours.sharpened, 0.05, 0.95),
-    "shear x": Operation(sheared_across, -0.3, 0.3),
-    "shear y": Operation(sheared_down, -0.3, 0.3),
-    "solarise": Operation(colours.solarised, 0.0, 1.0),
-    "translate x": Operation(moved_across, -0.3, 0.3),
-    "translate y": Operation(moved_down, -0.3, 0.3),
+    "posterise": Operation(lambda images, bits: color.posterize(images, bits.round()), 3.5, 8.5),
+    "rotate": Operation(rotate, -30.0, 30.0),
+    "sharpness": Operation(color.adjust_sharpness, 0.05, 0.95),
+    "shear x": Operation(shear_x, -0.3, 0.3),
+    "shear y": Operation(shear_y, -0.3, 0.3),
+    "solarise": Operation(color.solarize, 0.0, 1.0),
+    "translate x": Operation(translate_x, -0.3, 0.3),
+    "translate y": Operation(translate_y, -0.3, 0.3),
 }

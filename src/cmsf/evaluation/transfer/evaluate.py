@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from cmsf.data import Split, open_source
-from cmsf.data.images import Arrays
+from cmsf.data.images import ArrayImages
 from cmsf.data.labels import Labels
-from cmsf.data.source import Part, Source
+from cmsf.data.source import Source, SourceSplit
 from cmsf.evaluation.features import FeatureExtractor
 from cmsf.evaluation.linear import STANDARDISED, Standardised
 from cmsf.evaluation.metrics import Judged, MeanOf, Result, hits
@@ -28,7 +28,7 @@ class Prepared:
     """A data set, opened and divided; no image has been decoded yet."""
 
     wanted: TransferSet
-    parts: dict[str, Part]
+    parts: dict[str, SourceSplit]
     labels: Labels
     division: Division
 
@@ -109,7 +109,7 @@ def _opened(wanted: TransferSet, seed: int) -> Prepared:
 
 
 def prepare(wanted: TransferSet, source: Source, seed: int) -> Prepared:
-    parts = dict(source.in_order())
+    parts = dict(source.ordered_splits())
     paths = [path for part in parts.values() for path in part.images.paths]
     labels = class_names(wanted, paths, [name for part in parts.values() for name in part.names], source.classes)
     provided, rule, notes = places({name: len(part) for name, part in parts.items()}), wanted.rule, list(source.notes)
@@ -119,7 +119,7 @@ def prepare(wanted: TransferSet, source: Source, seed: int) -> Prepared:
             rule = wanted.unlisted
             notes.append(f"{' and '.join(wanted.lists)} are not there: the splits were drawn")
         else:
-            provided, labels = listed, labels.only(listed["train"] | listed["test"])
+            provided, labels = listed, labels.keep(listed["train"] | listed["test"])
     division = divide(wanted.name, provided, labels, rule, seed)
     return Prepared(wanted, parts, labels, division.with_notes(notes))
 
@@ -160,7 +160,7 @@ def _transfer(
     }
 
 
-def _split(part: Part) -> Split:
+def _split(part: SourceSplit) -> Split:
     images = part.images
     unknown = torch.full((len(part),), -1)
-    return Split(images.pictures if isinstance(images, Arrays) else images, images.paths, unknown, unknown)
+    return Split(images.tensor if isinstance(images, ArrayImages) else images, images.paths, unknown, unknown)

@@ -65,7 +65,7 @@ def divide(name: str, provided: Mapping[str, Bool[Tensor, " n"]], labels: Labels
     else:
         test = share_of_each_class(labels, _A_FIFTH, seed).known
         notes = ("it has no images in test: a fifth of each class was drawn",)
-    rest = labels.only(~test)
+    rest = labels.keep(~test)
     if rule.val is None and "val" in provided:
         val = provided["val"] & rest.known
     else:
@@ -233,7 +233,7 @@ def _read_set(file: Path, name: str, entry: Any) -> TransferSet:
     if "like" in settings and like not in PAPER:
         hint = did_you_mean(like, PAPER, f"use one of {', '.join(PAPER)}")
         raise BadInput(f"{where} is to be like {like!r}, which is none of the paper's; {hint}")
-    if DataRequest(settings["data"]).runs_a_command:  # the file may be somebody else's
+    if DataRequest(settings["data"]).runs_command:  # the file may be somebody else's
         raise BadInput(f"{where} is a shell command, {settings['data']}; give the shards by their paths or URLs")
     found = replace(PAPER.get(like, TransferSet(name, "")), name=name, source=_from(file.parent, settings["data"]))
     amounts = {key: _amount(where, key, settings[key]) for key in ("train", "val", "test") if key in settings}
@@ -273,7 +273,7 @@ def class_names(
     """Of every image of a source. SUN397's folders are a/abbey and a/apartment_building/outdoor: its classes are what
     is below the letter, and not the first folder."""
     below_letter = [_below_letter(path) for path in paths] if wanted.lists is not None else []
-    return Labels.of(below_letter) if below_letter and all(below_letter) else Labels.of(names, classes)
+    return Labels.from_names(below_letter) if below_letter and all(below_letter) else Labels.from_names(names, classes)
 
 
 def _below_letter(path: str) -> str | None:

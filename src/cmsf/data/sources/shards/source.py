@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cmsf.data.decoding import SUFFIXES, open_image
 from cmsf.data.images import Images
-from cmsf.data.source import Part, Source, ordered
+from cmsf.data.source import Source, SourceSplit, sort_classes
 from cmsf.data.sources.shards.index import File, Index
 from cmsf.data.sources.shards.store import Shard, Store, expanded
 from cmsf.utils.errors import BadInput
@@ -59,10 +59,10 @@ def open_shards(rest: str) -> Source:
         if len(rows):
             chosen = rows.tolist()
             images = ShardImages(shards, sizes, store, places[rows], [names[i] for i in chosen])
-            parts[part] = Part(images, [labels[i] for i in chosen])
+            parts[part] = SourceSplit(images, [labels[i] for i in chosen])
     if "train" not in parts:
         raise BadInput(f"the shards for training in wds:{rest} hold no images")
-    return Source(shards[0].name.rstrip("-_.0123456789") or "shards", parts, ordered(labels), _notes(indices))
+    return Source(shards[0].name.rstrip("-_.0123456789") or "shards", parts, sort_classes(labels), _notes(indices))
 
 
 def runs_commands(rest: str) -> bool:

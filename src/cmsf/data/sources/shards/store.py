@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
-from cmsf.data.source import SPLITS
+from cmsf.data.source import SPLIT_ALIASES
 from cmsf.data.sources.shards.index import File, Index, scanned
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import atomic_write, expand_user, write_text
@@ -44,9 +44,9 @@ class Shard:
 
     @property
     def split(self) -> str | None:
-        words = [word for word in re.split("[^a-z]+", self.name.lower()) if word in SPLITS]
+        words = [word for word in re.split("[^a-z]+", self.name.lower()) if word in SPLIT_ALIASES]
         folder = self.file.parent.name if self.file is not None else ""
-        return SPLITS[words[-1]] if words else SPLITS.get(folder)
+        return SPLIT_ALIASES[words[-1]] if words else SPLIT_ALIASES.get(folder)
 
 
 @dataclass(frozen=True)

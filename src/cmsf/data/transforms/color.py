@@ -8,37 +8,37 @@ from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 _GREY_WEIGHTS = (0.2989, 0.587, 0.114)
 
 
-def normalise(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b 3 h w"]:
+def normalize_pixels(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b 3 h w"]:
     """ImageNet's mean and deviation; a grey image becomes three equal channels first."""
     mean = torch.tensor(IMAGENET_MEAN, device=images.device).view(3, 1, 1)
-    deviation = torch.tensor(IMAGENET_DEVIATION, device=images.device).view(3, 1, 1)
+    deviation = torch.tensor(IMAGENET_STD, device=images.device).view(3, 1, 1)
     return ((images - mean) / deviation).contiguous(memory_format=torch.channels_last)
 
 
-def luminance(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b 1 h w"]:
+def to_grayscale(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b 1 h w"]:
     if images.shape[1] == 1:
         return images
     weights = torch.tensor(_GREY_WEIGHTS, device=images.device).view(3, 1, 1)
     return (images * weights).sum(1, keepdim=True)
 
 
-def brightened(images: Tensor, factor: Tensor) -> Tensor:
+def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
     return _blend(images, torch.zeros_like(images), factor)
 
 
-def contrasted(images: Tensor, factor: Tensor) -> Tensor:
-    return _blend(images, luminance(images).mean((1, 2, 3), keepdim=True), factor)
+def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
+    return _blend(images, to_grayscale(images).mean((1, 2, 3), keepdim=True), factor)
 
 
-def saturated(images: Tensor, factor: Tensor) -> Tensor:
-    return _blend(images, luminance(images), factor)
+def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
+    return _blend(images, to_grayscale(images), factor)
 
 
-def hue_shifted(images: Float[Tensor, "b 3 h w"], shift: Float[Tensor, " b"]) -> Float[Tensor, "b 3 h w"]:
+def adjust_hue(images: Float[Tensor, "b 3 h w"], shift: Float[Tensor, " b"]) -> Float[Tensor, "b 3 h w"]:
     """Turn the hue by a part of the circle: with v = max and chroma = max - min, each channel is a piecewise
     linear function of the hue, so no sextants have to be told apart on the way back."""
     red, green, blue = images.unbind(1)
@@ -56,18 +56,18 @@ def hue_shifted(images: Float[Tensor, "b 3 h w"], shift: Float[Tensor, " b"]) ->
     return turned_images
 
 
-def solarised(images: Float[Tensor, "b c h w"], threshold: Float[Tensor, " b"]) -> Float[Tensor, "b c h w"]:
+def solarize(images: Float[Tensor, "b c h w"], threshold: Float[Tensor, " b"]) -> Float[Tensor, "b c h w"]:
     """Pixels from the threshold upwards turned to their negative."""
     return torch.where(images >= threshold[:, None, None, None], 1 - images, images)
 
 
-def posterised(images: Float[Tensor, "b c h w"], bits: Float[Tensor, " b"]) -> Float[Tensor, "b c h w"]:
+def posterize(images: Float[Tensor, "b c h w"], bits: Float[Tensor, " b"]) -> Float[Tensor, "b c h w"]:
     """Rounded down to two to the power of `bits` levels."""
     levels = torch.exp2(bits)[:, None, None, None]
     return torch.minimum((images * levels).floor(), levels - 1) / levels
 
 
-def sharpened(images: Float[Tensor, "b c h w"], factor: Float[Tensor, " b"]) -> Float[Tensor, "b c h w"]:
+def adjust_sharpness(images: Float[Tensor, "b c h w"], factor: Float[Tensor, " b"]) -> Float[Tensor, "b c h w"]:
     """Away from the smoothed image, or towards it where the factor is below 1; the outermost pixels stay."""
     kernel = torch.ones(3, 3, device=images.device)
     kernel[1, 1] = 5
@@ -77,7 +77,7 @@ def sharpened(images: Float[Tensor, "b c h w"], factor: Float[Tensor, " b"]) -> 
     return _blend(images, smooth, factor)
 
 
-def autocontrasted(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+def autocontrast(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
     """Each channel stretched from black to white."""
     darkest, brightest = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
     # What differs by less than a grey level is flat but for rounding, which must not be stretched.
@@ -85,7 +85,7 @@ def autocontrasted(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]
     return torch.where(flat, images, (images - darkest) / torch.where(flat, 1, brightest - darkest))
 
 
-def equalised(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+def equalize(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
     """Each channel's grey levels spread by how many pixels are darker: Pillow's rule, in whole numbers."""
     level = (images * 255).round().long().flatten(2)
     count = torch.zeros(*level.shape[:2], 256, dtype=torch.int32, device=level.device)
@@ -101,7 +101,9 @@ def blur_kernel_size(size: int) -> int:
     return max(3, size // 10 + (size // 10 + 1) % 2)
 
 
-def blurred(images: Float[Tensor, "b c h w"], sigma: Float[Tensor, " b"], kernel_size: int) -> Float[Tensor, "b c h w"]:
+def gaussian_blur(
+    images: Float[Tensor, "b c h w"], sigma: Float[Tensor, " b"], kernel_size: int
+) -> Float[Tensor, "b c h w"]:
     """Gaussian blur with a deviation for each image and mirrored borders, down and then across."""
     reach = kernel_size // 2
     offset = torch.arange(-reach, reach + 1, device=sigma.device)

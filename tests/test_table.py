@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from cmsf.data import Dataset, open_source
-from cmsf.data.prepare import listed_labels
 from cmsf.data.prepare import load_dataset as load_images
-from cmsf.data.sources.table import read_mapping, read_table, write_rows
+from cmsf.data.prepare import read_label_list
+from cmsf.data.sources.table import read_mapping, read_table, write_csv
 from cmsf.recipes.recipe import Recipe
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
@@ -50,7 +50,7 @@ def load_dataset(source: Path, labels: Path | None = None, val: Path | None = No
 def matched(source: Path, labels: Path) -> dict[str, str | None]:
     """What a list says of each training image, before any is held out."""
     opened = open_source(source)
-    return dict(zip(opened.train.images.paths, listed_labels(opened, labels)["train"], strict=True))
+    return dict(zip(opened.train.images.paths, read_label_list(opened, labels)["train"], strict=True))
 
 
 # Lists of images
@@ -128,7 +128,7 @@ def test_a_column_split_names_the_splits(folder: Path) -> None:
     names = ["cat/0", "dog/0", "cat/1", "dog/1", "cat/2", "dog/2"]
     rows = [f"photos/{name}.png,{name[:3]},{part}" for name, part in zip(names, parts, strict=True)]
     source = open_source(write(folder / "list.csv", "path,label,split", *rows))
-    assert {name: len(part) for name, part in source.parts.items()} == {"train": 3, "val": 1, "test": 2}
+    assert {name: len(part) for name, part in source.splits.items()} == {"train": 3, "val": 1, "test": 2}
     data = load_dataset(folder / "list.csv")
     assert (len(data.train), data.test_origin) == (3, "2 images of test")
     (note,) = data.notes
@@ -139,7 +139,7 @@ def test_a_column_split_names_the_splits(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["val", "valid", "validation", "Val"])
 def test_validation_has_many_names(name: str, folder: Path) -> None:
     rows = ["photos/cat/0.png,cat,trainval", f"photos/dog/0.png,dog,{name}"]
-    assert set(open_source(write(folder / "list.csv", "path,label,split", *rows)).parts) == {"train", "val"}
+    assert set(open_source(write(folder / "list.csv", "path,label,split", *rows)).splits) == {"train", "val"}
 
 
 def test_absolute_paths_are_what_they_are(folder: Path) -> None:
@@ -177,7 +177,7 @@ def test_parquet_holds_labels_of_any_type(given: pa.Array, wanted: list[str | No
 def test_parquet_may_have_splits_and_no_labels(folder: Path) -> None:
     columns = {"path": ["photos/cat/0.png", "photos/cat/1.png"], "split": ["train", "test"]}
     source = open_source(write_parquet(folder / "list.pq", **columns))
-    assert set(source.parts) == {"train", "test"}
+    assert set(source.splits) == {"train", "test"}
     assert source.classes == ()
 
 
@@ -227,7 +227,7 @@ def test_what_is_wrong_with_a_parquet_list_is_said(tmp_path: Path) -> None:
 def test_what_cmsf_writes_it_reads_again_whatever_an_image_is_called(name: str, tmp_path: Path) -> None:
     """A file may be called anything but / and zero."""
     rows = [(f"{name}.png", "cat"), (f"x/{name}", None), (name, "dog")]
-    write_rows(tmp_path / "list.csv", ("path", "label"), rows)
+    write_csv(tmp_path / "list.csv", ("path", "label"), rows)
     table = read_table(tmp_path / "list.csv")
     assert list(zip(table.keys, table.labels, strict=True)) == rows
 

@@ -23,7 +23,7 @@ from cmsf.data import Dataset, Split, Unreadable, load_batches, open_source
 from cmsf.data.loader import _Cutter
 from cmsf.data.prepare import load_dataset
 from cmsf.data.sampling import epoch_order
-from cmsf.data.transforms import CentreCrop, CutBatch, RandomCrop, WholeBatch, cut_views
+from cmsf.data.transforms import CenterCrop, CroppedBatch, RandomCrop, WholeBatch, crop_views
 from cmsf.recipes.recipe import Recipe
 from cmsf.training.signals import Stopped
 from cmsf.utils.errors import BadInput
@@ -51,18 +51,18 @@ def opened(folder: Path, cache: str) -> Dataset:
     return load_dataset(open_source(folder), Recipe(cache=cache), 24)
 
 
-def read(split: Split, workers: int, say: Callable[[str], None] = pytest.fail) -> list[CutBatch]:
+def read(split: Split, workers: int, say: Callable[[str], None] = pytest.fail) -> list[CroppedBatch]:
     plan = [(epoch, index) for epoch in (0, 3) for index in split.order(1, epoch).split(7)]
     batches = list(load_batches(split, plan, CROPS, seed=5, device="cpu", workers=workers, say=say))
     assert [(batch.epoch, batch.index.tolist()) for batch in batches] == [(e, i.tolist()) for e, i in plan]
     return batches
 
 
-def assert_same_batches(ones: list[CutBatch], others: list[CutBatch]) -> None:
+def assert_same_batches(ones: list[CroppedBatch], others: list[CroppedBatch]) -> None:
     for one, other in zip(ones, others, strict=True):
-        assert one.parts.keys() == other.parts.keys() == CROPS.keys()
+        assert one.crops.keys() == other.crops.keys() == CROPS.keys()
         for view in CROPS:
-            assert torch.equal(one.parts[view], other.parts[view])
+            assert torch.equal(one.crops[view], other.crops[view])
 
 
 def test_what_a_batch_holds_does_not_depend_on_the_number_of_workers(photos: Path) -> None:
@@ -130,21 +130,21 @@ def test_a_worker_that_dies_is_replaced_though_the_parent_ignores_its_children(
 def test_photos_in_memory_are_cut_like_those_on_the_disk(photos: Path) -> None:
     """For views of this size the photos are kept as large as they are, so memory and disk hold the same pixels."""
     in_memory, on_disk = (load_dataset(open_source(photos), Recipe(cache=cache), 60).train for cache in ("ram", "off"))
-    assert isinstance(in_memory.pictures, list)
+    assert isinstance(in_memory.images, list)
     plan = [(0, torch.arange(12))]
     cuts = [
         next(load_batches(split, plan, {0: RandomCrop(60)}, seed=1, device="cpu", workers=1))
         for split in (in_memory, on_disk)
     ]
-    assert torch.equal(cuts[0].parts[0], cuts[1].parts[0])
+    assert torch.equal(cuts[0].crops[0], cuts[1].crops[0])
 
 
 def test_a_batch_is_what_its_images_show(photos: Path) -> None:
     split = opened(photos, "off").train
-    (batch,) = load_batches(split, [(0, torch.tensor([3, 1]))], {0: CentreCrop(24)}, seed=0, device="cpu", workers=1)
-    whole = [split.pictures.decode(i, 48) for i in (3, 1)]
-    expected = cut_views(whole, torch.tensor([3, 1]), {0: CentreCrop(24)}, 0, 0)[0].float() / 255
-    assert torch.equal(batch.crop(CentreCrop(24), 0), expected)
+    (batch,) = load_batches(split, [(0, torch.tensor([3, 1]))], {0: CenterCrop(24)}, seed=0, device="cpu", workers=1)
+    whole = [split.images.decode(i, 48) for i in (3, 1)]
+    expected = crop_views(whole, torch.tensor([3, 1]), {0: CenterCrop(24)}, 0, 0)[0].float() / 255
+    assert torch.equal(batch.crop(CenterCrop(24), 0), expected)
 
 
 def test_images_of_one_size_in_memory_go_whole(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_images_of_one_size_in_memory_go_whole(tmp_path: Path) -> None:
     split = opened(tmp_path, "ram").train
     (batch,) = load_batches(split, [(0, torch.tensor([4, 2]))], CROPS, seed=0, device="cpu", workers=2)
     assert isinstance(batch, WholeBatch)
-    assert batch.pictures[:, 0, 0, 0].tolist() == [80, 40]
+    assert batch.images[:, 0, 0, 0].tolist() == [80, 40]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

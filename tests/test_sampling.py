@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cmsf.data import Support
+from cmsf.data import SupportSampler
 from cmsf.utils.constants import UNKNOWN
 
 # Classes of 4, 8, 8 and 12 labelled images in no order; class 2 has none, and a third of the images have no label.
@@ -17,7 +17,7 @@ STEPS = 320
 
 
 def drawn(classes: int, images: int, seed: int = 0, steps: int = STEPS) -> list[Tensor]:
-    support = Support(LABEL, classes, images, seed)
+    support = SupportSampler(LABEL, classes, images, seed)
     return [support(step) for step in range(steps)]
 
 
@@ -49,7 +49,7 @@ def test_seed_and_step_alone_decide_and_each_of_them_does(classes: int, images: 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         # Another object, asked in another order, in another random state.
-        again = Support(LABEL, classes, images, 1)
+        again = SupportSampler(LABEL, classes, images, 1)
         backwards = [again(step) for step in reversed(range(20))][::-1]
     assert all(torch.equal(one, other) for one, other in zip(first, backwards, strict=True))
     # Other images, not the same ones in another order.
@@ -89,7 +89,7 @@ def test_every_class_comes_up_as_often_as_any_other_and_so_does_every_image_of_i
 
 def test_what_is_drawn_of_one_class_says_nothing_of_another_or_of_the_next_step() -> None:
     """Classes 1 and 3 are of eight: were they drawn by one hash, they would be drawn at the same places."""
-    support = Support(LABEL.where((LABEL == 1) | (LABEL == 3), UNKNOWN), 2, 1, seed=0)
+    support = SupportSampler(LABEL.where((LABEL == 1) | (LABEL == 3), UNKNOWN), 2, 1, seed=0)
     together, following = torch.zeros(8, 8), torch.zeros(8, 8)
     before = None
     for step in range(STEPS):
