@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cmsf.api import finetune, load, resume, train
+    from cmsf.data.transforms import clean_view
     from cmsf.method.bank import EmbeddingCache, MemoryBank
     from cmsf.method.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
     from cmsf.method.losses import constrained_mean_shift
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "cmsf.api": ("finetune", "load", "resume", "train"),
+    "cmsf.data.transforms": ("clean_view",),
     "cmsf.runs.classifier": ("Classifier",),
     "cmsf.runs.run": ("Run",),
     "cmsf.method.bank": ("EmbeddingCache", "MemoryBank"),
@@ -38,7 +40,8 @@ _HOMES = {
     "cmsf.method.search": ("Neighbours",),
     "cmsf.method.losses": ("constrained_mean_shift",),
     "cmsf.recipes.recipe": ("Recipe",),
-    "cmsf.method.rows": ("UNKNOWN", "Rows"),
+    "cmsf.method.rows": ("Rows",),
+    "cmsf.utils.constants": ("UNKNOWN",),
 }
 
 __all__ = [
@@ -55,6 +58,7 @@ __all__ = [
     "Run",
     "SameLabel",
     "Unconstrained",
+    "clean_view",
     "constrained_mean_shift",
     "finetune",
     "load",
