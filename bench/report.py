@@ -17,12 +17,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from cmsf.analysis.figures.gallery import one_a_class_in_turn
-from cmsf.analysis.neighbor_graph import graph_of
 from cmsf.data import Dataset, Split
-from cmsf.report.classes import judge
+from cmsf.report.collect import collect_classes, collect_suspects
 from cmsf.report.contents import Report, RunReport
-from cmsf.report.galleries import of_test_images
-from cmsf.report.image_pool import Album, Everything
+from cmsf.report.galleries import feature_gallery
+from cmsf.report.image_pool import EmbeddedImages, PoolBuilder
 from cmsf.report.page import render
 from cmsf.runs.environment import describe_machine
 from cmsf.utils.files import write_text
@@ -54,16 +53,26 @@ def main() -> None:
     def passed(what: str) -> None:
         seconds[what] = round(time.monotonic() - start - sum(seconds.values()), 1)
 
-    graph = graph_of(looks, others, 20)
+    images = EmbeddedImages.search(data, looks, others)
     passed("graph of neighbours")
-    album = Album(Everything(data, torch.cat([looks, others]), graph.row, graph.similarity), IMAGES)
-    galleries = (of_test_images(album, 0),)
-    judged = judge(album)
+    builder = PoolBuilder(images, IMAGES)
+    galleries = (feature_gallery(builder, 0),)
+    classes, _ = collect_classes(images)
+    suspects, about_suspects, _ = collect_suspects(builder)
     passed("classes and suspects")
-    album.add_around(one_a_class_in_turn(train, 0).tolist())
-    pool = album.pool()
+    builder.add_with_neighbours(one_a_class_in_turn(train, 0).tolist())
+    pool = builder.build()
     passed("thumbnails and map")
-    run = RunReport("noise", "noise", "complete", images=pool, galleries=galleries, classes=judged.classes)
+    run = RunReport(
+        "noise",
+        "noise",
+        "complete",
+        images=pool,
+        galleries=galleries,
+        classes=classes,
+        suspects=suspects,
+        about_suspects=about_suspects,
+    )
     page = render(Report((run,), "2026-01-01T00:00:00+00:00", "bench"))
     passed("page")
     found = {

@@ -7,31 +7,29 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
+import torch
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Drawing
+from matplotlib.figure import Figure
 from PIL import Image
 
+from cmsf.analysis.label_issues import Suspect
+from cmsf.analysis.per_class import ClassRow, Mistaken, Pair, PerClass
+from cmsf.evaluation.metrics import Measure
 from cmsf.report.contents import (
-    INK,
-    PAPER,
-    ClassRow,
-    Figure,
     Gallery,
     GalleryRow,
+    ImagePool,
     Item,
-    Measure,
-    Pair,
-    Plot,
-    Pool,
     Projection,
     Report,
     ResultTable,
     RunReport,
     Setting,
+    Stat,
     Strip,
-    Suspect,
 )
+from cmsf.report.plots import INK, PAPER, Plot
 from cmsf.utils.constants import UNKNOWN
 
 CLASSES = ("circle", "square", "stripe")
@@ -53,7 +51,7 @@ _MIDDLE = ((20, 40), (60, 10), (50, 60))
 
 
 def report(runs: int = 1, images: int = 60, classes: Sequence[str] = CLASSES, live: bool = False) -> Report:
-    together = Plot("Comparison", "compute", "Accuracy against compute", "A point a run.", _drawn("all", _rising))
+    together = Plot("Comparison", "compute", "Accuracy against compute", "A point a run.", _drawn(_rising))
     return Report(
         tuple(run(f"run {1 + n}", n, images, classes) for n in range(runs)),
         WRITTEN,
@@ -70,44 +68,46 @@ def run(name: str, seed: int, images: int, classes: Sequence[str]) -> RunReport:
         name,
         f"runs/{name}",
         "complete" if seed == 0 else "epoch 3 of 10",
-        summary=(Figure("20-nn", f"{80 + seed}.0 %", "untrained 40.0 %"), Figure("Time", "4 min")),
+        summary=(Stat("20-nn", f"{80 + seed}.0 %", "untrained 40.0 %"), Stat("Time", "4 min")),
         plots=(
-            Plot("Curves", "loss", "Loss", "Mean of each epoch.", _drawn(f"{seed} loss", _falling)),
-            Plot(
-                "Purity and ranks", "purity", "Purity", "Share of the query's class.", _drawn(f"{seed} purity", _rising)
-            ),
+            Plot("Curves", "loss", "Loss", "Mean of each epoch.", _drawn(_falling)),
+            Plot("Purity and ranks", "purity", "Purity", "Share of the query's class.", _drawn(_rising)),
         ),
         images=pictures,
         galleries=(Gallery("Constrained", "Three queries.", tuple(_row(pictures, query) for query in range(3))),),
-        classes=tuple(
-            ClassRow(each, 100 - n, 10 * n, 0.9 - n / 10, None if n == 0 else 0.5 + n / 10, ((classes[0], 0.05),))
-            for n, each in enumerate(classes)
+        classes=PerClass(
+            tuple(_class_row(n, classes) for n in range(len(classes))),
+            (Pair(classes[0], classes[1], 5, 0.25),),
+            left_out=False,
+            counts=torch.zeros(len(classes), len(classes), dtype=torch.int64),
         ),
-        pairs=(Pair(classes[0], classes[1], 5, 0.25),),
         suspects=tuple(
-            Suspect(image, pictures.path[image], classes[pictures.label[image]], classes[0], 0.9 - n / 10)
+            (image, _suspect(pictures.path[image], classes[pictures.label[image]], classes[0], 0.9 - n / 10))
             for n, image in enumerate([0, 5, 10, 15, 20, 25])
         ),
         results=(
             ResultTable(
-                "knn", WRITTEN, (Measure("1-nn", 79.0 + seed, 77.5, 80.5), Measure("20-nn", 80.0)), (("k", "1, 20"),)
+                "knn",
+                WRITTEN,
+                {"1-nn": Measure(79.0 + seed, 77.5, 80.5), "20-nn": Measure(80.0, 79.0, 81.0)},
+                {"k": "1, 20"},
             ),
         ),
-        compute=(("Forward passes", "159,744"),),
+        compute={"Forward passes": "159,744"},
         recipe=(Setting("batch_size", "64", True), Setting("epochs", "10", False)),
-        environment=(("torch", "2.15.0"),),
+        environment={"torch": "2.15.0"},
         notes=("no test images: no accuracy",),
     )
 
 
-def pool(seed: int, images: int, classes: Sequence[str]) -> Pool:
+def pool(seed: int, images: int, classes: Sequence[str]) -> ImagePool:
     noise = np.random.default_rng(seed)
     truth = tuple(image % len(classes) for image in range(images))
     place = np.array([_MIDDLE[number % 3] for number in truth]) + noise.normal(0, 6, (images, 2))
     apart = np.linalg.norm(place[:, None] - place[None], axis=2) + 1e9 * np.eye(images)
     near = np.argsort(apart, axis=1)[:, :5]
     across, along = tuple(map(float, place[:, 0])), tuple(map(float, place[:, 1]))
-    return Pool(
+    return ImagePool(
         thumbnail=tuple(_thumbnail(number % 3, image % 9) for image, number in enumerate(truth)),
         path=tuple(f"{classes[number]}/{image:03}.png" for image, number in enumerate(truth)),
         split=tuple("test" if image % 4 == 0 else "train" for image in range(images)),
@@ -125,23 +125,33 @@ def hostile_report() -> Report:
     """Whatever comes from data or from files is hostile in it."""
     bad = HOSTILE[0]
     base = report(classes=HOSTILE).runs[0]
-    told = tuple(Suspect(n, f"{name}.png", name, HOSTILE[n - 1], 0.5) for n, name in enumerate(HOSTILE))
+    told = tuple((n, _suspect(f"{name}.png", name, HOSTILE[n - 1], 0.5)) for n, name in enumerate(HOSTILE))
     named = replace(
         base,
         name=bad,
         path=f"runs/{bad}",
         state=bad,
-        summary=(Figure(bad, bad, bad),),
+        summary=(Stat(bad, bad, bad),),
         suspects=told,
         about_suspects=bad,
-        compute=((bad, bad),),
+        compute={bad: bad},
         recipe=(Setting(bad, bad, False),),
-        environment=((bad, bad),),
-        results=(ResultTable(bad, bad, (Measure(bad, 1.0, 0.0, 2.0),), ((bad, bad),)),),
+        environment={bad: bad},
+        results=(ResultTable(bad, bad, {bad: Measure(1.0, 0.0, 2.0)}, {bad: bad}),),
         galleries=tuple(replace(gallery, title=bad, caption=bad) for gallery in base.galleries),
         notes=HOSTILE,
     )
     return Report((named, replace(named, name=HOSTILE[1])), bad, bad)
+
+
+def _class_row(number: int, classes: Sequence[str]) -> ClassRow:
+    purity = None if number == 0 else 0.5 + number / 10
+    mistaken = (Mistaken(classes[0], 5, 0.05),)
+    return ClassRow(classes[number], 100 - number, 10 * number, 100, 0.9 - number / 10, purity, mistaken)
+
+
+def _suspect(path: str, label: str, suggested: str, score: float) -> Suspect:
+    return Suspect(path, 0, label, suggested, score, 0.1, 0.9, ())
 
 
 def _label(image: int, truth: int, classes: int) -> int:
@@ -150,7 +160,7 @@ def _label(image: int, truth: int, classes: int) -> int:
     return (truth + 1) % classes if image % 5 == 0 else truth
 
 
-def _row(pictures: Pool, query: int) -> GalleryRow:
+def _row(pictures: ImagePool, query: int) -> GalleryRow:
     near = [image for image, _ in pictures.near[query]]
     strange = [(image + 1) % len(pictures.path) for image in near]
     right = tuple(Item(image, wrong=pictures.truth[image] != pictures.truth[query]) for image in near)
@@ -173,7 +183,7 @@ def _thumbnail(shape: int, shade: int) -> str:
 
 
 @cache
-def _drawn(salt: str, draw: Callable[[Axes], None]) -> str:
+def _drawn(draw: Callable[[Axes], None]) -> Figure:
     colours = {
         "text.color": INK,
         "axes.edgecolor": INK,
@@ -181,12 +191,10 @@ def _drawn(salt: str, draw: Callable[[Axes], None]) -> str:
         "ytick.color": INK,
         "axes.facecolor": PAPER,
     }
-    with rc_context(colours | {"svg.fonttype": "none", "svg.hashsalt": salt}):
-        figure = Drawing(figsize=(5, 3), layout="constrained", facecolor=PAPER)
+    with rc_context(colours):
+        figure = Figure(figsize=(5, 3), layout="constrained", facecolor=PAPER)
         draw(figure.add_subplot())
-        written = io.StringIO()
-        figure.savefig(written, format="svg", metadata={"Date": None})
-    return written.getvalue()
+    return figure
 
 
 def _falling(axes: Axes) -> None:

@@ -40,7 +40,7 @@ from cmsf.data.transforms import WholeBatch
 from cmsf.method.build import make_learner
 from cmsf.models.backbones import make_backbone
 from cmsf.recipes import get_recipe
-from cmsf.report.compare import points_of
+from cmsf.report.compare import accuracy_points
 from cmsf.runs.cost import Reached, clean_views_of, compute_of, multiply_adds, spent
 from cmsf.runs.folder import RunFolder
 from cmsf.training.resolve import expected
@@ -321,7 +321,7 @@ def test_an_accuracy_stands_at_what_was_spent_until_it_was_measured(
     copied.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = spent(copied)
     assert found.reached["20-nn"] == Reached(62.5, 1)
-    (point,) = points_of({"a": found})["20-NN"]
+    (point,) = accuracy_points({"a": found})["20-NN"]
     assert (point.flops, point.accuracy) == (compute_of(copied.recipe(), 72, epochs=1).flops, 62.5)
     said = " ".join(" ".join(lines_of(capsys, copied.path)).split())
     assert "its 20-NN is of epoch 1, after" in said

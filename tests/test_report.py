@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,19 +22,20 @@ from cmsf.analysis.label_issues import against_truth
 from cmsf.analysis.neighbor_graph import graph_of
 from cmsf.cli import main
 from cmsf.data import Dataset, Split
-from cmsf.report.collect import Machine, gather, gather_history
-from cmsf.report.compare import drawings_across
-from cmsf.report.contents import Report
-from cmsf.report.image_pool import Album, Everything
+from cmsf.report.collect import collect_run
+from cmsf.report.compare import comparison_plots
+from cmsf.report.contents import Report, RunReport
+from cmsf.report.history import collect_history
+from cmsf.report.image_pool import EmbeddedImages, PoolBuilder
 from cmsf.report.page import render
-from cmsf.report.plots import COLOURS, drawings
+from cmsf.report.plots import COLOURS, training_plots
 from cmsf.report.write import LARGEST, LiveReport, write_report
-from cmsf.runs.cost import spent
+from cmsf.runs.cost import Spent, spent
 from cmsf.training.signals import Stopped
 from cmsf.utils.constants import UNKNOWN
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-HERE = Machine("cpu", 0, pytest.fail)
+HERE = ("cpu", 0, pytest.fail)
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> cmsf.Run:
 
 
 def test_a_report_shows_what_the_log_says_and_what_the_run_calls_related(run: cmsf.Run) -> None:
-    gathered = gather(run, HERE, most=60)
-    report, last = gathered.report, metrics(run, "epoch")[-1]
+    report, last = collect_run(run, 60, *HERE), metrics(run, "epoch")[-1]
     summary = {figure.label: figure.value for figure in report.summary}
     assert summary["20-NN"] == f"{last['20-nn']:.2f} %"
     assert summary["purity"] == f"{100 * last['purity_constrained']:.0f} %"
@@ -56,12 +57,13 @@ def test_a_report_shows_what_the_log_says_and_what_the_run_calls_related(run: cm
         "Neighbours in the older bank",
     ]
     assert report.state == "complete"
-    assert {row.name for row in report.classes} == set(run.data().classes)
-    assert dict(report.compute)["epochs"] == "3 of 3"
+    assert report.classes is not None
+    assert {row.name for row in report.classes.rows} == set(run.data().classes)
+    assert report.compute["epochs"] == "3 of 3"
 
 
 def test_every_image_of_the_page_has_its_neighbours_there_and_marks_are_right(run: cmsf.Run) -> None:
-    report, data = gather(run, HERE, most=60).report, run.data()
+    report, data = collect_run(run, 60, *HERE), run.data()
     pool = report.images
     assert pool is not None
     truth = {path: data.classes[int(number)] for path, number in zip(data.train.paths, data.train.truth, strict=True)}
@@ -97,7 +99,7 @@ def test_the_command_writes_one_page_without_network_and_each_plot_twice(
 
 def test_several_runs_stand_side_by_side(run: cmsf.Run, tmp_path: Path) -> None:
     other = cmsf.train("msf-small", run.folder.request().data, tmp_path / "other", quiet=True, **TINY)
-    plots = write_report([run, other], tmp_path / "two.html", HERE)
+    plots = write_report([run, other], tmp_path / "two.html", *HERE)
     page = (tmp_path / "two.html").read_text()
     assert "cmsf-self-small" in page
     assert "msf-small" in page
@@ -116,7 +118,7 @@ def test_several_runs_stand_side_by_side(run: cmsf.Run, tmp_path: Path) -> None:
 
 def test_a_run_without_checkpoints_says_why_its_bank_is_not_shown(run: cmsf.Run, tmp_path: Path) -> None:
     shutil.copytree(run.path, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
-    report = gather(cmsf.Run(tmp_path / "run"), HERE, most=60).report
+    report = collect_run(cmsf.Run(tmp_path / "run"), 60, *HERE)
     assert any("has no checkpoint of this version" in note for note in report.notes)
     assert [gallery.title for gallery in report.galleries] == ["Test images and their nearest training images"]
 
@@ -126,7 +128,7 @@ def test_runs_are_numbered_and_those_of_one_recipe_told_apart_by_their_folders(r
     for place in ("one/run", "two/run", "two/other"):
         shutil.copytree(run.path, tmp_path / place)
         twins.append(cmsf.Run(tmp_path / place))
-    write_report(twins, tmp_path / "three.html", HERE)
+    write_report(twins, tmp_path / "three.html", *HERE)
     page = (tmp_path / "three.html").read_text()
     named = [f"{number} cmsf-self-small · {name}" for number, name in enumerate(("run", "run", "other"), start=1)]
     assert re.findall(r"<strong><bdi>([^<]+)</bdi></strong>", page) == named
@@ -137,10 +139,10 @@ def test_the_page_counts_its_suspects_and_shows_each_that_it_lists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     least = 0.2  # so little has learned little
-    monkeypatch.setattr("cmsf.report.classes.LEAST", least)
+    monkeypatch.setattr("cmsf.report.collect.LEAST", least)
     data = write_npz(tmp_path / "bars.npz", per_class=40)
     noisy = cmsf.train("cmsf-sup-small", data, tmp_path / "run", quiet=True, **TINY | {"label_noise": 0.3})
-    report = gather(noisy, HERE, most=40).report
+    report = collect_run(noisy, 40, *HERE)
     every = noisy.suspects(least=0.0)
     hits = against_truth(every, least)
     assert hits is not None
@@ -150,8 +152,8 @@ def test_the_page_counts_its_suspects_and_shows_each_that_it_lists(
     assert "The likeliest 10 are here" in report.about_suspects
     assert f"{100 * hits.recall:.1f} % of the wrong ones" in report.about_suspects
     assert report.images is not None
-    assert [report.images.path[one.image] for one in report.suspects] == [one.path for one in report.suspects]
-    assert report.images.of == len(noisy.data().train) + len(noisy.data().test or ())
+    assert [report.images.path[image] for image, _ in report.suspects] == [one.path for _, one in report.suspects]
+    assert report.images.total == len(noisy.data().train) + len(noisy.data().test or ())
 
 
 def test_runs_that_were_tested_on_other_images_say_so(
@@ -160,7 +162,7 @@ def test_runs_that_were_tested_on_other_images_say_so(
     other = cmsf.train(
         "msf-small", write_npz(tmp_path / "bars.npz", per_class=30), tmp_path / "run", quiet=True, **TINY
     )
-    write_report([run, other], tmp_path / "two.html", HERE)
+    write_report([run, other], tmp_path / "two.html", *HERE)
     page = (tmp_path / "two.html").read_text()
     assert "These runs were tested on different images" in page
     differ = re.sub(r"<[^>]+>", " ", page.split("Settings that differ")[1].split("</table>")[0]).split()
@@ -170,13 +172,18 @@ def test_runs_that_were_tested_on_other_images_say_so(
     assert "These runs were tested on different images" in capsys.readouterr().out
 
 
+def logged(name: str, epochs: Sequence[dict[str, Any]], cost: Spent | None = None) -> RunReport:
+    return RunReport(name, "", "complete", epochs=epochs, spent=cost)
+
+
 def test_plots_of_many_runs_have_a_look_for_each_and_their_names_inside(tmp_path: Path) -> None:
     epochs = [{"epoch": epoch, "20-nn": 50.0 + epoch} for epoch in (0, 10**9)]
-    (drawing,) = drawings_across({f"{n} {'run with a long name ' * 4}{n}": epochs for n in range(24)}, {})
-    (strange,) = drawings_across(dict.fromkeys(("1 \N{WOMAN}", "2 \N{DESERET SMALL LETTER YEE}"), epochs), {})
+    names = [f"{n} {'run with a long name ' * 4}{n}" for n in range(24)]
+    (drawing,) = comparison_plots([logged(name, epochs) for name in names])
+    (strange,) = comparison_plots([logged(name, epochs) for name in ("1 \N{WOMAN}", "2 \N{DESERET SMALL LETTER YEE}")])
     with warnings.catch_warnings(action="error"):
         strange.save(tmp_path)
-        strange.on_page(0)
+        assert strange.svg
     canvas = FigureCanvasAgg(drawing.figure)
     with warnings.catch_warnings(action="error"):
         canvas.draw()
@@ -193,9 +200,13 @@ def test_plots_of_many_runs_have_a_look_for_each_and_their_names_inside(tmp_path
 
 def test_runs_that_say_nothing_beside_others_keep_their_colours(run: cmsf.Run) -> None:
     lines, cost = [{"epoch": 0, "20-nn": 50.0, "purity_unconstrained": 0.5}], spent(run.folder)
-    together = drawings_across(
-        {"1 a": lines, "2 b": [], "3 c": lines, "4 d": [{"epoch": 1, "20-nn": math.nan}]},
-        {"1 a": cost, "2 b": None, "3 c": cost, "4 d": None},
+    together = comparison_plots(
+        [
+            logged("1 a", lines, cost),
+            logged("2 b", []),
+            logged("3 c", lines, cost),
+            logged("4 d", [{"epoch": 1, "20-nn": math.nan}]),
+        ]
     )
     accuracy, purity, compute = (drawing.figure.axes[0] for drawing in together)
     assert [line.get_color() for line in purity.lines] == [COLOURS[0], COLOURS[2]]
@@ -210,10 +221,10 @@ def test_a_run_that_is_being_trained_has_a_page_that_looks_for_a_newer_one(tmp_p
     half = (out / "report.html").read_text()
     assert ">epoch 1 of 3<" in half
     assert 'data-live="true"' in half or "location.reload" in half
-    report = gather(cmsf.Run(out), HERE, most=60).report
+    report = collect_run(cmsf.Run(out), 60, *HERE)
     assert report.images is None
     assert report.state == "stopped after epoch 1 of 3"
-    assert any("it is not trained to its end" in note for note in report.notes)
+    assert any("its training is not complete" in note for note in report.notes)
     cmsf.train("cmsf-self-small", bars, out, quiet=True, report=True, **TINY)
     assert "complete" in (out / "report.html").read_text()
 
@@ -237,7 +248,7 @@ def semi(tmp_path_factory: pytest.TempPathFactory) -> cmsf.Run:
 
 def test_the_pseudo_labels_of_all_images_have_their_curve(semi: cmsf.Run) -> None:
     lines = metrics(semi, "epoch")
-    (plot,) = (drawing for drawing in drawings(lines) if drawing.name == "pseudo-labels")
+    (plot,) = (plot for plot in training_plots(lines) if plot.name == "pseudo-labels")
     curves = {line.get_label(): list(line.get_ydata()) for line in plot.figure.axes[0].lines}
     assert curves["right, of all"] == [line["pseudo_accuracy_all"] for line in lines]
     assert set(curves) == {"right, of all", "right, of the confident", "confident"}
@@ -248,8 +259,8 @@ def test_every_key_that_a_plot_reads_is_one_that_a_log_has(run: cmsf.Run, semi: 
     logs = [metrics(trained, "epoch") for trained in (run, semi, supervised)]
     read = [[ReadKeys(line) for line in log] for log in logs]
     for log in read:
-        drawings(log)
-    drawings_across({str(number): log for number, log in enumerate(read)}, {})
+        training_plots(log)
+    comparison_plots([logged(str(number), log) for number, log in enumerate(read)])
     assert {"loss", "pseudo_accuracy_all", "classifier", "rank_histogram"} <= ReadKeys.read
     assert ReadKeys.read <= {key for log in logs for line in log for key in line}
 
@@ -261,8 +272,9 @@ def test_unlabelled_photos_have_a_report_that_says_what_is_missing(tmp_path: Pat
     for number, file in enumerate(sorted(photos.rglob("*.*"))):
         file.rename(flat / f"{number}{file.suffix}")
     run = cmsf.train("cmsf-self-small", flat, tmp_path / "run", quiet=True, **TINY | {"batch_size": 8})
-    report = gather(run, HERE, most=60).report
-    assert report.classes == report.suspects == ()
+    report = collect_run(run, 60, *HERE)
+    assert report.classes is None
+    assert report.suspects == ()
     assert any("no true class is known" in note for note in report.notes)
     assert report.images is not None
     assert "purity" not in {plot.name for plot in report.plots}
@@ -276,15 +288,15 @@ def test_what_is_no_run_or_says_nonsense_is_told_in_a_line(
     assert main(["report", str(run.path), "--out", str(tmp_path / "report.pdf")]) == 2
     assert "the page is an .html file" in capsys.readouterr().err
     assert main(["report", str(run.path), "--out", str(tmp_path / "no" / "report.html")]) == 2
-    assert "it takes a file in a folder that is there" in capsys.readouterr().err
+    assert "expected a file in an existing folder" in capsys.readouterr().err
     run.folder.results.mkdir(exist_ok=True)
     (run.folder.results / "odd.json").write_text("{}")
-    assert any("odd.json is not what cmsf evaluate wrote" in note for note in gather_history(run).report.notes)
+    assert any("odd.json is not what cmsf evaluate wrote" in note for note in collect_history(run).notes)
     (run.folder.results / "odd.json").unlink()
     kept = run.folder.metrics_file.read_text()
     run.folder.metrics_file.write_text(kept + json.dumps({"kind": "epoch", "epoch": "last"}) + "\n")
     with pytest.raises(cmsf.BadInput, match=r"metrics\.jsonl"):
-        gather_history(run)
+        collect_history(run)
     run.folder.metrics_file.write_text(kept)
 
 
@@ -305,9 +317,9 @@ def test_whatever_a_log_says_there_is_a_page(nonsense: dict[str, object], run: c
     line = {"kind": "epoch", "step": 12, "epoch": 2, **nonsense}
     try:
         run.folder.metrics_file.write_text(kept + json.dumps(line) + "\n")
-        report = gather_history(run).report
+        report = collect_history(run)
         assert "<script>alert" not in render(Report((report,), "now", "0"))
-        assert any("what it has cost cannot be said" in note for note in report.notes)
+        assert any("its cost cannot be computed" in note for note in report.notes)
     finally:
         run.folder.metrics_file.write_text(kept)
 
@@ -319,9 +331,9 @@ def test_a_coarse_label_that_is_right_is_not_called_wrong() -> None:
     data = Dataset("coarse", ("cat", "dog", "car"), ("animal", "machine"), split, None, "none", groups=groups)
     features = torch.nn.functional.normalize(torch.randn(5, 4, generator=torch.Generator().manual_seed(0)), dim=1)
     graph = graph_of(features, None, 3)
-    album = Album(Everything(data, features, graph.row, graph.similarity), 5)
-    album.add_around(range(5))
-    pool = album.pool()
+    builder = PoolBuilder(EmbeddedImages(data, features, graph), 5)
+    builder.add_with_neighbours(range(5))
+    pool = builder.build()
     order = [pool.path.index(name) for name in "abcde"]
     assert [pool.wrong[i] for i in order] == [False, False, False, True, None]
     assert [pool.classes[pool.label[i]] for i in order[:4]] == ["animal", "machine", "animal", "animal"]
@@ -337,4 +349,4 @@ def test_what_goes_wrong_with_a_page_does_not_stop_a_run(tmp_path: Path) -> None
     assert len(said) == 1
     assert "there is no report for now" in said[0]
     with pytest.raises(cmsf.BadInput, match="cannot write"):
-        write_report([cmsf.Run(out)], out / "report.html", HERE)
+        write_report([cmsf.Run(out)], out / "report.html", *HERE)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from report_sample import CLASSES, HOSTILE, hostile_report, pool, report
 
-from cmsf.report.contents import Pool, Report, RunReport
+from cmsf.report.contents import ImagePool, Report, RunReport
 from cmsf.report.page import render
 from cmsf.utils.text import escape_unprintable, shorten
 
@@ -120,20 +120,20 @@ def test_two_thousand_images_fit_into_ten_megabytes() -> None:
     """At 2.5 kB each, what a photograph of 96 pixels takes as a JPEG of quality 70."""
     small = pool(0, 2000, CLASSES)
     photographs = tuple(f"data:image/jpeg;base64,{number:>2500}" for number in range(2000))
-    run = RunReport("large", "runs/large", "complete", images=Pool(**(vars(small) | {"thumbnail": photographs})))
+    run = RunReport("large", "runs/large", "complete", images=ImagePool(**(vars(small) | {"thumbnail": photographs})))
     assert len(render(Report((run,), "", "0.0")).encode()) < 10_000_000
 
 
 def test_a_number_that_is_none_does_not_break_the_page() -> None:
     strange = pool(0, 3, CLASSES)
     near = (((1, float("nan")),), (), ())
-    run = RunReport("nan", "runs/nan", "complete", images=Pool(**(vars(strange) | {"near": near})))
+    run = RunReport("nan", "runs/nan", "complete", images=ImagePool(**(vars(strange) | {"near": near})))
     assert data_of(render(Report((run,), "", "0.0")))["runs"][0]["near"] == [[[1, None]], [], []]
 
 
 def test_columns_of_different_lengths_make_no_pool() -> None:
     with pytest.raises(ValueError, match="different lengths: \\[2, 3\\]"):
-        Pool(**(vars(pool(0, 3, CLASSES)) | {"label": (0, 0)}))
+        ImagePool(**(vars(pool(0, 3, CLASSES)) | {"label": (0, 0)}))
 
 
 def test_drawings_take_the_colours_of_the_page() -> None:

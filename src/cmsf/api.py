@@ -20,7 +20,6 @@ from cmsf.method.build import make_learner, starts_from
 from cmsf.models.weights import is_timm_name
 from cmsf.recipes import get_recipe, has_scale
 from cmsf.recipes.recipe import Recipe, british
-from cmsf.report.collect import Machine
 from cmsf.report.write import LiveReport, write_report
 from cmsf.runs.classifier import Classifier
 from cmsf.runs.classifier_folder import ClassifierFolder
@@ -138,7 +137,7 @@ def train(
     run = Run(folder.path)
     if report and world.is_main:
         with screen.bars():
-            write_report([run], folder.report_file, Machine(device, workers, screen.print))
+            write_report([run], folder.report_file, device, workers, screen.print)
     return run
 
 

@@ -144,14 +144,14 @@ def _expected_images(name: str, recipe: Recipe, images: int | None) -> tuple[int
 
 def _drawn(rows: Sequence[Row]) -> Figure:
     from cmsf.analysis.figures.compute import draw_runs
-    from cmsf.report.compare import caution, points_of, published_beside
+    from cmsf.report.compare import accuracy_points, comparison_warning, published_accuracy
 
     runs = {row.name: row.spent for row in rows if row.spent is not None}
-    panels = points_of(runs)
+    panels = accuracy_points(runs)
     if not panels:
         raise BadInput("no run has an accuracy to draw; give runs whose images have labels to judge by")
-    if warning := caution(list(runs.values())):
+    if warning := comparison_warning(list(runs.values())):
         print_line(warning)
     for name in sorted(runs.keys() - {point.name for points in panels.values() for point in points}):
         print_line(f"{name} has no accuracy, and so is not in the picture")
-    return draw_runs(panels, published_beside(list(runs.values())))
+    return draw_runs(panels, published_accuracy(list(runs.values())))

@@ -28,7 +28,6 @@ def add_parser(commands: Any) -> Parser:
 
 def _report(chosen: argparse.Namespace) -> int:
     set_threads(chosen.threads)
-    from cmsf.report.collect import Machine
     from cmsf.report.write import write_report
     from cmsf.runs.run import Run
     from cmsf.utils.screen import Screen
@@ -36,9 +35,9 @@ def _report(chosen: argparse.Namespace) -> int:
     runs = list({run.path.resolve(): run for run in map(Run, chosen.runs)}.values())
     out = runs[0].folder.report_file if chosen.out is None else expand_user(chosen.out)
     if out.suffix.lower() not in (".html", ".htm"):
-        raise BadInput(f"--out {out} will not do; the page is an .html file")
+        raise BadInput(f"invalid value --out {out}; the page is an .html file")
     if not out.name or out.is_dir() or not out.absolute().parent.is_dir():
-        raise BadInput(f"--out {out} will not do; it takes a file in a folder that is there")
-    plots = write_report(runs, out, Machine(chosen.device, parse_workers(chosen.workers), Screen().print))
+        raise BadInput(f"invalid value --out {out}; expected a file in an existing folder")
+    plots = write_report(runs, out, chosen.device, parse_workers(chosen.workers), Screen().print)
     print_paths({"report": out, "plots": plots})
     return 0

@@ -1,17 +1,24 @@
-"""What stands on the page, as plain values: who gathers it knows nothing of HTML, and the page knows nothing of runs.
+"""What a page shows, as plain values: the code that collects it knows nothing of HTML, and the page nothing of runs.
 
 A share is between 0 and 1 and shown in per cent. Texts are shown as they are, never as markup: names out of data may
-hold anything. What is not known is None, or -1 where an index is asked for, and the page leaves it out.
+hold anything. What is not known is None, or -1 for an index, and the page leaves it out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cmsf.analysis.label_issues import Suspect
+from cmsf.analysis.per_class import PerClass
+from cmsf.evaluation.metrics import Measure
+from cmsf.report.plots import EpochLines, Plot
+from cmsf.runs.cost import Spent
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A number that sums a run up, written out, with what it is to be compared with."""
+class Stat:
+    """A number of a run's summary, formatted, with what to compare it with."""
 
     label: str
     value: str
@@ -19,27 +26,8 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Plot:
-    """A drawing by matplotlib, its texts left as text (svg.fonttype "none").
-
-    What is INK or PAPER in it follows the page from light to dark; other colours should be seen on both.
-
-    section: the heading it stands under, with the other plots of that heading.
-    """
-
-    section: str
-    name: str
-    title: str
-    caption: str
-    svg: str
-
-
-INK, PAPER = "#24292f", "#ffffff"
-
-
-@dataclass(frozen=True)
 class Projection:
-    """Where every image of a pool lies on a map, in any unit."""
+    """The position of every image of a pool on a map, in any unit."""
 
     name: str
     x: tuple[float, ...]
@@ -47,15 +35,15 @@ class Projection:
 
 
 @dataclass(frozen=True)
-class Pool:
-    """The images that can be seen on the page, and walked through; they are named by their position here.
+class ImagePool:
+    """The images on the page, by columns; an image is named by its position here.
 
-    thumbnail: data:image/… addresses; the same one is stored once, in however many runs it is.
-    label: what training was told, truth: what is so, both an index into `classes`, or -1.
+    thumbnail: data:image/… addresses; the page stores equal ones once, in however many runs they are.
+    label, truth: what training was given and what is true, an index into `classes`, or -1.
+    wrong: whether the label differs from the truth's label, None where one of them is not known.
     near: the nearest others of each image with their similarity, nearest first, at most five.
-    wrong: whether the label is another than the truth has by its group, None where one of them is not known.
-    of: how many images there are in all, on the page or not.
     exact: of each image, whether those are the nearest of all training images, and not only of those on the page.
+    total: how many images there are in all, on the page or not.
     """
 
     thumbnail: tuple[str, ...]
@@ -68,7 +56,7 @@ class Pool:
     near: tuple[tuple[tuple[int, float], ...], ...]
     exact: tuple[bool, ...]
     projections: tuple[Projection, ...] = ()
-    of: int = 0
+    total: int = 0
 
     def __post_init__(self) -> None:
         columns = (self.path, self.split, self.label, self.truth, self.wrong, self.near, self.exact)
@@ -83,7 +71,7 @@ class Item:
     """An image in a strip.
 
     rank: its place among the nearest, where that is not its place in the strip.
-    wrong: whether its class is another than the query's, None where one of them is not known.
+    wrong: whether its class differs from the query's, None where one of them is not known.
     """
 
     image: int
@@ -111,59 +99,18 @@ class Gallery:
 
 
 @dataclass(frozen=True)
-class ClassRow:
-    """How many images a class has and how they fare; `taken_for` are other classes with their share, largest first."""
-
-    name: str
-    train: int | None = None
-    test: int | None = None
-    accuracy: float | None = None
-    purity: float | None = None
-    taken_for: tuple[tuple[str, float], ...] = ()
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Of the judged images of two classes, how many are taken for the other of them, and which share that is."""
-
-    first: str
-    second: str
-    images: int
-    share: float
-
-
-@dataclass(frozen=True)
-class Suspect:
-    """A label that its neighbourhood contradicts."""
-
-    image: int
-    path: str
-    label: str
-    suggested: str
-    score: float
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A figure of an evaluation with its interval, as results/*.json has them: accuracies are in per cent there."""
-
-    name: str
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True)
 class ResultTable:
+    """An evaluation as results/*.json has it; accuracies are in per cent."""
+
     metric: str
     written: str
-    figures: tuple[Measure, ...]
-    protocol: tuple[tuple[str, str], ...] = ()
+    figures: Mapping[str, Measure]
+    protocol: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A field of the recipe; `default` where it is what the recipe has by its name."""
+    """A field of the recipe; default: whether it has the value of the recipe of that name."""
 
     field: str
     value: str
@@ -175,31 +122,34 @@ class RunReport:
     """A run; what it does not have is empty, and `notes` say why.
 
     state: "complete", "epoch 3 of 10", …
+    suspects: with the position of each in `images`.
+    epochs, spent: what it is compared with other runs by; `spent` is None where it cannot be computed.
     """
 
     name: str
     path: str
     state: str
-    summary: tuple[Figure, ...] = ()
+    summary: tuple[Stat, ...] = ()
     plots: tuple[Plot, ...] = ()
-    images: Pool | None = None
+    images: ImagePool | None = None
     galleries: tuple[Gallery, ...] = ()
-    classes: tuple[ClassRow, ...] = ()
-    pairs: tuple[Pair, ...] = ()
-    suspects: tuple[Suspect, ...] = ()
+    classes: PerClass | None = None
+    suspects: tuple[tuple[int, Suspect], ...] = ()
     about_suspects: str = ""
     results: tuple[ResultTable, ...] = ()
-    compute: tuple[tuple[str, str], ...] = ()
+    compute: Mapping[str, str] = field(default_factory=dict)
     recipe: tuple[Setting, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    epochs: EpochLines = ()
+    spent: Spent | None = None
 
 
 @dataclass(frozen=True)
 class Report:
     """written: an ISO 8601 time. live: training goes on, and the page looks every 15 seconds for a newer one.
 
-    plots: of several runs together. note: what has to be known to compare them.
+    plots: of several runs together. note: what one has to know to compare them.
     """
 
     runs: tuple[RunReport, ...]

@@ -1,5 +1,4 @@
-"""Which images can be seen on the page, and walked through: those that are asked for, and around them as many of their
-neighbours as there is room for."""
+"""Selects the images of a page: those that are shown somewhere, and around them as many neighbours as there is room."""
 
 from __future__ import annotations
 
@@ -9,21 +8,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
 from cmsf.analysis.figures.thumbnails import thumbnail
+from cmsf.analysis.label_issues import BALLOT
+from cmsf.analysis.neighbor_graph import Graph, graph_of
 from cmsf.analysis.projection import projections
 from cmsf.data import Dataset, Split
-from cmsf.report.contents import Pool, Projection
+from cmsf.report.contents import ImagePool, Projection
+from cmsf.report.plots import Plot, scatter_plot
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.progress import track
 
-WALKED = 5
-"""How many neighbours an image has on the page."""
+NEIGHBOURS = 5
+"""Of an image on the page."""
 _SIDE, _QUALITY = 64, 80
-_MAPPED = 12
+_FEWEST_MAPPED = 12
 """Fewer images are seen at a glance, and UMAP has no use for them."""
 _READ_AT_A_TIME = 64
 
@@ -31,116 +33,135 @@ Near = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
-class Everything:
+class EmbeddedImages:
     """All images of a run, training images first, with their features and their nearest training images."""
 
     data: Dataset
     features: Float[Tensor, "n f"]
-    near: Int[Tensor, "n k"]
-    similarity: Float[Tensor, "n k"]
+    graph: Graph
 
-    def place(self, image: int) -> tuple[str, Split, int]:
-        """The name of its split, the split, and where it is in there."""
+    @classmethod
+    def search(cls, data: Dataset, train: Float[Tensor, "n f"], test: Float[Tensor, "m f"] | None) -> EmbeddedImages:
+        """Searches the features once, for as many neighbours as any part of the page asks for."""
+        features = train if test is None else torch.cat([train, test])
+        return cls(data, features, graph_of(train, test, BALLOT.k))
+
+    @property
+    def train(self) -> Float[Tensor, "n f"]:
+        return self.features[: len(self.data.train)]
+
+    @property
+    def test(self) -> Float[Tensor, "m f"]:
+        return self.features[len(self.data.train) :]
+
+    def nearest(self, image: int) -> list[int]:
+        """The neighbours that the page shows."""
+        return [near for near in self.graph.row[image, :NEIGHBOURS].tolist() if near != UNKNOWN]
+
+    def locate(self, image: int) -> tuple[str, Split, int]:
+        """Returns the name of its split, the split, and its position there."""
         before = len(self.data.train)
         if image < before or self.data.test is None:
             return "train", self.data.train, image
         return "test", self.data.test, image - before
 
 
-class Album:
-    """The images of a page: each has the number in which it was first asked for."""
+class PoolBuilder:
+    """Numbers the images of a page in the order in which they are added."""
 
-    def __init__(self, everything: Everything, most: int) -> None:
-        self.everything, self.most = everything, most
+    def __init__(self, images: EmbeddedImages, max_images: int) -> None:
+        self.images, self.max_images = images, max_images
         self.number: dict[int, int] = {}
 
     def add(self, image: int) -> int:
-        """The number of an image on the page; what is added by name is there even if it is too many."""
+        """Returns the number of an image on the page, where it is from now on, even beyond `max_images`."""
         return self.number.setdefault(image, len(self.number))
 
-    def add_around(self, images: Iterable[int]) -> None:
-        """Images one after another, each with all of its neighbours, as long as there is room."""
+    def add_with_neighbours(self, images: Iterable[int]) -> None:
+        """Adds images one after another, each with all of its neighbours, as long as there is room."""
         for image in images:
-            wanted = dict.fromkeys([image, *self._nearest(image)])
-            new = [one for one in wanted if one not in self.number]
-            if len(self.number) + len(new) > self.most:
+            new = [near for near in dict.fromkeys([image, *self.images.nearest(image)]) if near not in self.number]
+            if len(self.number) + len(new) > self.max_images:
                 return
-            for one in new:
-                self.add(one)
+            for near in new:
+                self.add(near)
 
-    def pool(self) -> Pool:
-        """All of them, ready for the page."""
-        data, images = self.everything.data, list(self.number)
+    def build(self) -> ImagePool:
+        data, images = self.images.data, list(self.number)
         names = tuple(dict.fromkeys((*data.classes, *data.label_names)))
-        places = [self.everything.place(image) for image in images]
-        features = self.everything.features[torch.tensor(images)]
+        places = [self.images.locate(image) for image in images]
+        features = self.images.features[torch.tensor(images)]
         near = list(self._near(features))
-        return Pool(
+        return ImagePool(
             thumbnail=tuple(_thumbnails(places)),
             path=tuple(split.paths[i] for _, split, i in places),
             split=tuple(name for name, _, _ in places),
-            label=tuple(_named(split.label[i], data.label_names, names) for _, split, i in places),
-            truth=tuple(_named(split.truth[i], data.classes, names) for _, split, i in places),
-            wrong=tuple(_wrong(split.label[i], data.as_label(split.truth[i : i + 1])) for _, split, i in places),
+            label=tuple(_renumber(split.label[i], data.label_names, names) for _, split, i in places),
+            truth=tuple(_renumber(split.truth[i], data.classes, names) for _, split, i in places),
+            wrong=tuple(differ(split.label[i], data.as_label(split.truth[i : i + 1])) for _, split, i in places),
             classes=names,
             near=tuple(nearest for nearest, _ in near),
             exact=tuple(exact for _, exact in near),
-            projections=tuple(_projected(features)),
-            of=len(self.everything.features),
+            projections=tuple(_project(features)),
+            total=len(self.images.features),
         )
 
-    def _nearest(self, image: int) -> list[int]:
-        return [one for one in self.everything.near[image, :WALKED].tolist() if one != UNKNOWN]
-
     def _near(self, features: Float[Tensor, "p f"]) -> Iterator[tuple[Near, bool]]:
-        """The nearest of all where all of them are on the page; else the nearest training images that are."""
+        """Yields the nearest of all where all of them are on the page; else the nearest training images that are."""
         similarity = features @ features.T
         similarity.fill_diagonal_(-torch.inf)
-        similarity[:, torch.tensor(list(self.number)) >= len(self.everything.data.train)] = -torch.inf
-        here = similarity.topk(min(WALKED, len(features)), dim=1)
+        similarity[:, torch.tensor(list(self.number)) >= len(self.images.data.train)] = -torch.inf
+        on_page = similarity.topk(min(NEIGHBOURS, len(features)), dim=1)
         for line, image in enumerate(self.number):
-            nearest = self._nearest(image)
-            exact = all(one in self.number for one in nearest)
+            nearest = self.images.nearest(image)
+            exact = all(near in self.number for near in nearest)
             if exact:
-                found = [self.number[one] for one in nearest]
-                alike = self.everything.similarity[image, : len(nearest)].tolist()
+                numbers = [self.number[near] for near in nearest]
+                similarities = self.images.graph.similarity[image, : len(nearest)].tolist()
             else:
-                found, alike = here.indices[line].tolist(), here.values[line].tolist()
-            yield tuple((one, s) for one, s in zip(found, alike, strict=True) if s > -torch.inf), exact
+                numbers, similarities = on_page.indices[line].tolist(), on_page.values[line].tolist()
+            pairs = zip(numbers, similarities, strict=True)
+            yield tuple((number, cosine) for number, cosine in pairs if cosine > -torch.inf), exact
 
 
-def _wrong(label: Tensor, expected: Tensor) -> bool | None:
-    return None if UNKNOWN in (int(label), int(expected)) else bool(label != expected)
+def map_plots(pool: ImagePool) -> Iterator[Plot]:
+    """Yields the map as files; on the page it is another, which can be moved and clicked."""
+    known = [truth if truth >= 0 else label for truth, label in zip(pool.truth, pool.label, strict=True)]
+    for projection in pool.projections:
+        figure = scatter_plot(projection.x, projection.y, known, pool.classes)
+        title = f"Map of the images, by {projection.name}"
+        yield Plot("Map", f"map-{projection.name.lower()}", title, "", figure)
 
 
-def _named(number: Tensor, names: Sequence[str], everywhere: Sequence[str]) -> int:
-    return UNKNOWN if int(number) == UNKNOWN else everywhere.index(names[int(number)])
+def differ(label: Tensor, other: Tensor) -> bool | None:
+    """Whether two classes differ; None where one of them is not known."""
+    return None if UNKNOWN in (int(label), int(other)) else bool(label != other)
+
+
+def _renumber(label: Tensor, names: Sequence[str], all_names: Sequence[str]) -> int:
+    return UNKNOWN if int(label) == UNKNOWN else all_names.index(names[int(label)])
 
 
 def _thumbnails(places: Sequence[tuple[str, Split, int]]) -> list[str]:
-    found = [""] * len(places)
+    """Returns data: addresses; images of a split are read some at a time."""
+    addresses = [""] * len(places)
     jobs = []
     for name in ("train", "test"):
-        mine = [number for number, place in enumerate(places) if place[0] == name]
-        jobs += [mine[start : start + _READ_AT_A_TIME] for start in range(0, len(mine), _READ_AT_A_TIME)]
+        members = [number for number, place in enumerate(places) if place[0] == name]
+        jobs += [members[start : start + _READ_AT_A_TIME] for start in range(0, len(members), _READ_AT_A_TIME)]
     for job in track(jobs, "thumbnails", len(jobs)):
         split = places[job[0]][1]
         pictures = split.read(torch.tensor([places[number][2] for number in job]), _SIDE)
         for number, picture in zip(job, pictures, strict=True):
-            found[number] = _address(picture)
-    return found
+            image, written = Image.fromarray(thumbnail(picture)), io.BytesIO()
+            image.thumbnail((_SIDE, _SIDE))
+            image.save(written, "WEBP", quality=_QUALITY)
+            addresses[number] = f"data:image/webp;base64,{base64.b64encode(written.getvalue()).decode()}"
+    return addresses
 
 
-def _address(picture: Tensor) -> str:
-    """A picture as a data: address."""
-    image, written = Image.fromarray(thumbnail(picture)), io.BytesIO()
-    image.thumbnail((_SIDE, _SIDE))
-    image.save(written, "WEBP", quality=_QUALITY)
-    return f"data:image/webp;base64,{base64.b64encode(written.getvalue()).decode()}"
-
-
-def _projected(features: Float[Tensor, "p f"]) -> Iterator[Projection]:
-    if len(features) >= _MAPPED:
+def _project(features: Float[Tensor, "p f"]) -> Iterator[Projection]:
+    if len(features) >= _FEWEST_MAPPED:
         for name, project in projections().items():
             x, y = project(features).T.tolist()
             yield Projection(name, tuple(x), tuple(y))

@@ -1,4 +1,4 @@
-"""The page itself: one file that asks nothing of the network and runs no script but its own.
+"""Renders the page: one file that fetches nothing and runs no script but its own.
 
 Texts go through `escape_unprintable` and are escaped by jinja, or by JSON for the page's script, which sets
 them as text alone.
@@ -19,8 +19,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from cmsf.report.compare import compared
-from cmsf.report.contents import INK, PAPER, Pool, Report, RunReport
+from cmsf.report.compare import comparison_table
+from cmsf.report.contents import ImagePool, Report, RunReport
+from cmsf.report.plots import INK, PAPER
 from cmsf.utils.text import escape_unprintable, shorten
 
 LONGEST_NAME = 120
@@ -40,22 +41,22 @@ _SCRIPTS = (
 
 
 def render(report: Report) -> str:
-    """The whole of report.html; the same report gives the same page."""
+    """Returns the whole of report.html; the same report gives the same page."""
     script = "".join(_asset(name) for name in _SCRIPTS)
     template = _environment().get_template("template.html")
     return template.render(
         report=report,
         runs=[(number, run, _sections(run)) for number, run in enumerate(report.runs)],
-        comparison=compared(report.runs),
+        comparison=comparison_table(report.runs),
         policy=_policy(script),
         style=Markup(_asset("page.css")),
         script=Markup(script),
-        data=Markup(_json(_pictures(report.runs))),
+        data=Markup(_json(_script_data(report.runs))),
     )
 
 
 def _policy(script: str) -> str:
-    """Nothing may be fetched, and no script runs but the one whose hash this is; drawings have styles of their own."""
+    """Forbids to fetch anything and to run any script but the one of this hash; plots have styles of their own."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
@@ -64,13 +65,13 @@ def _policy(script: str) -> str:
 
 
 def _sections(run: RunReport) -> list[tuple[str, str]]:
-    """The parts that a run has, by their ids and headings, in the order in which they stand."""
+    """Returns the ids and headings of the parts that a run has, in the order of the page."""
     plots = [(_slug(heading), heading) for heading in dict.fromkeys(plot.section for plot in run.plots)]
-    placed = run.images is not None and bool(run.images.projections)
+    has_map = run.images is not None and bool(run.images.projections)
     others = (
         ("neighbours", "Neighbours", run.galleries),
-        ("map", "Map", placed),
-        ("classes", "Classes", run.classes or run.pairs),
+        ("map", "Map", has_map),
+        ("classes", "Classes", run.classes is not None),
         ("suspects", "Suspect labels", run.suspects),
         ("results", "Evaluation", run.results),
         ("compute", "Compute", run.compute),
@@ -83,14 +84,14 @@ def _slug(heading: str) -> str:
     return "plots-" + re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
 
 
-def _pictures(runs: Sequence[RunReport]) -> dict[str, Any]:
-    """What the script knows: the pools, with a thumbnail that is in several stored once."""
+def _script_data(runs: Sequence[RunReport]) -> dict[str, Any]:
+    """Returns the data of the script: the pools, with equal thumbnails stored once."""
     number_of: dict[str, int] = {}
     pools = [None if run.images is None else _pool(run.images, number_of) for run in runs]
     return {"thumbnails": list(number_of), "runs": pools}
 
 
-def _pool(pool: Pool, number_of: dict[str, int]) -> dict[str, Any]:
+def _pool(pool: ImagePool, number_of: dict[str, int]) -> dict[str, Any]:
     return {
         "thumbnail": [number_of.setdefault(address, len(number_of)) for address in pool.thumbnail],
         "path": [_short(path) for path in pool.path],
@@ -102,14 +103,14 @@ def _pool(pool: Pool, number_of: dict[str, int]) -> dict[str, Any]:
         "near": [[(image, _rounded(similarity)) for image, similarity in near] for near in pool.near],
         "exact": pool.exact,
         "projections": [
-            {"name": one.name, "x": [_rounded(x) for x in one.x], "y": [_rounded(y) for y in one.y]}
-            for one in pool.projections
+            {"name": projection.name, "x": [*map(_rounded, projection.x)], "y": [*map(_rounded, projection.y)]}
+            for projection in pool.projections
         ],
     }
 
 
 def _rounded(value: float) -> float | None:
-    """As far as it can be seen; JSON has no NaN."""
+    """To what can be seen; JSON has no NaN."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
@@ -129,24 +130,23 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_seen,
+        finalize=_printable,
     )
-    environment.filters |= {"drawing": _drawing, "short": _short, "percent": _percent, "number": _number}
+    environment.filters |= {"drawing": _inline_svg, "short": _short, "percent": _percent, "number": _number}
     environment.filters |= {"slug": _slug, "minutes": _minutes}
     return environment
 
 
-def _seen(value: Any) -> Any:
-    """Every text that the template shows: marks that turn or hide words become escapes."""
+def _printable(value: Any) -> Any:
+    """Escapes marks that turn or hide words, in every text that the template shows."""
     return escape_unprintable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _drawing(svg: str, prefix: str) -> Markup:
-    """A drawing for the middle of a page: without the head of a file, in the page's own ink and paper, and with ids
-    that no other drawing has."""
+def _inline_svg(svg: str, prefix: str) -> Markup:
+    """Prepares a plot for the middle of a page: without a file's head, in the page's colours, and with unique ids."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)  # of all that is on the page; page.css has it
+    svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)  # of the whole page; page.css has it
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
     return Markup(svg.replace(INK, "var(--ink)").replace(PAPER, "var(--paper)"))
 
@@ -166,7 +166,7 @@ def _number(value: float | None) -> str:
 
 
 def _minutes(written: str) -> str:
-    """An ISO 8601 time as one reads it, to the minute."""
+    """Formats an ISO 8601 time to the minute."""
     return written[:16].replace("T", " ")
 
 

@@ -1,4 +1,4 @@
-"""report.html: of one run or several, and, while a run is trained, of what is known so far."""
+"""Writes report.html: of one run or several, and of a run that is being trained."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from cmsf.report.collect import Gathered, Machine, gather, gather_history
-from cmsf.report.compare import caution, drawings_across
-from cmsf.report.contents import Report
+from cmsf.report.collect import collect_run
+from cmsf.report.compare import comparison_plots, comparison_warning
+from cmsf.report.contents import Report, RunReport
+from cmsf.report.history import collect_history
+from cmsf.report.image_pool import map_plots
 from cmsf.report.page import render
-from cmsf.report.plots import Drawing
+from cmsf.report.plots import Plot
 from cmsf.runs.folder import RunFolder
 from cmsf.runs.run import Run
 from cmsf.utils.errors import BadInput
@@ -29,69 +31,66 @@ _IMAGES = 2_400
 """On a page, of all its runs together; some 2 kB each."""
 
 
-def write_report(runs: Sequence[Run], out: Path, machine: Machine) -> Path:
-    """A page of one file, and each plot as PNG and SVG in the folder beside it that is returned."""
-    most = _IMAGES // len(runs)
-    gathered = _told_apart([gather(run, machine, most, number) for number, run in enumerate(runs)])
-    across = drawings_across(
-        {one.report.name: one.epochs for one in gathered},
-        {one.report.name: one.spent for one in gathered},
-    )
-    plots = out.with_name(f"{out.stem}-plots")
+def write_report(
+    runs: Sequence[Run], out: Path, device: str = "auto", workers: int | None = None, say: Callable[[str], None] = print
+) -> Path:
+    """Writes a page of one file, and each plot as PNG and SVG in the folder beside it that is returned."""
+    reports = _with_unique_names([collect_run(run, _IMAGES // len(runs), device, workers, say) for run in runs])
+    together = comparison_plots(reports)
+    folder = out.with_name(f"{out.stem}-plots")
     with report_write_errors(out, "choose another --out"):
-        make_folder(plots)
-        for number, one in enumerate(gathered, start=1):
-            for drawing in one.drawings:
-                drawing.save(plots if len(runs) == 1 else plots / f"run-{number}")
-        for drawing in across:
-            drawing.save(plots)
-        _write(out, gathered, across)
-    for one in gathered:
-        for note in one.report.notes:
-            machine.say(f"{one.report.name}: {note}")
-    return plots
+        make_folder(folder)
+        for number, report in enumerate(reports, start=1):
+            maps = () if report.images is None else map_plots(report.images)
+            for plot in (*report.plots, *maps):
+                plot.save(folder if len(runs) == 1 else folder / f"run-{number}")
+        for plot in together:
+            plot.save(folder)
+        _write_page(out, reports, together)
+    for report in reports:
+        for note in report.notes:
+            say(f"{report.name}: {note}")
+    return folder
 
 
 class LiveReport:
-    """report.html of a run that is being trained, as often as it is called but for short epochs; an open page looks for
-    a newer one."""
+    """Writes report.html of a run that is being trained whenever it is called, but not more often than every ten
+    seconds; an open page looks for a newer one."""
 
     def __init__(self, folder: RunFolder, say: Callable[[str], None]) -> None:
-        self.folder, self.say, self.written, self.told = folder, say, -math.inf, False
+        self.folder, self.say, self.last_write, self.warned = folder, say, -math.inf, False
 
     def __call__(self) -> None:
-        if time.monotonic() - self.written < _PAUSE:
+        if time.monotonic() - self.last_write < _PAUSE:
             return
         try:
-            _write(self.folder.report_file, [gather_history(Run(self.folder.path))], live=True)
+            _write_page(self.folder.report_file, [collect_history(Run(self.folder.path))], live=True)
         except (BadInput, OSError) as error:  # a page never stops a run
-            if not self.told:
+            if not self.warned:
                 self.say(f"there is no report for now: {error}")
-            self.told = True
-        self.written = time.monotonic()
+            self.warned = True
+        self.last_write = time.monotonic()
 
 
-def _told_apart(gathered: Sequence[Gathered]) -> list[Gathered]:
-    """Several runs have their numbers, which are those of their folders of plots; of those that share a recipe, the
-    names of their folders help as well."""
-    if len(gathered) == 1:
-        return list(gathered)
-    alike = Counter(one.report.name for one in gathered)
+def _with_unique_names(reports: Sequence[RunReport]) -> list[RunReport]:
+    """Numbers several runs like their folders of plots; those of one recipe get the names of their folders as well."""
+    if len(reports) == 1:
+        return list(reports)
+    times = Counter(report.name for report in reports)
     named = []
-    for number, one in enumerate(gathered, start=1):
-        folder = f" · {Path(one.report.path).resolve().name}" if alike[one.report.name] > 1 else ""
-        named.append(replace(one, report=replace(one.report, name=f"{number} {one.report.name}{folder}")))
+    for number, report in enumerate(reports, start=1):
+        folder = f" · {Path(report.path).resolve().name}" if times[report.name] > 1 else ""
+        named.append(replace(report, name=f"{number} {report.name}{folder}"))
     return named
 
 
-def _write(out: Path, gathered: Sequence[Gathered], across: Sequence[Drawing] = (), live: bool = False) -> None:
+def _write_page(out: Path, reports: Sequence[RunReport], together: Sequence[Plot] = (), live: bool = False) -> None:
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    together = tuple(drawing.on_page(len(gathered)) for drawing in across)
-    note = caution([one.spent for one in gathered if one.spent is not None])
-    page = render(Report(tuple(one.report for one in gathered), now, version("cmsf"), live, together, note))
+    warning = comparison_warning([report.spent for report in reports if report.spent is not None])
+    page = render(Report(tuple(reports), now, version("cmsf"), live, tuple(together), warning))
     size = len(page.encode())
     if size > LARGEST:
         raise BadInput(
-            f"a report of {len(gathered)} runs takes {format_bytes(size)}, above {format_bytes(LARGEST)}; give fewer"
+            f"a report of {len(reports)} runs takes {format_bytes(size)}, above {format_bytes(LARGEST)}; give fewer"
         )
     write_text(out, page)
