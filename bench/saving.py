@@ -33,7 +33,7 @@ from cmsf.method.build import make_learner
 from cmsf.method.learner import Learner
 from cmsf.recipes import get_recipe
 from cmsf.recipes.recipe import Resolved
-from cmsf.training.checkpointer import Keeper, Saver
+from cmsf.training.checkpointer import Checkpointer
 
 MOST = 0.02
 """The share of the time that checkpoints may cost."""
@@ -43,12 +43,12 @@ SETTINGS = {"epochs": 2, "evaluate_every": 0}
 
 @contextmanager
 def without_saving() -> Iterator[None]:
-    save = Saver.save
-    Saver.save = lambda *_, **__: None  # type: ignore[method-assign]
+    save = Checkpointer.save
+    Checkpointer.save = lambda *_, **__: None  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Saver.save = save  # type: ignore[method-assign]
+        Checkpointer.save = save  # type: ignore[method-assign]
 
 
 class Stopwatch:
@@ -59,7 +59,7 @@ class Stopwatch:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        plain = {name: getattr(Keeper, name) for name in ("save", "wait")}
+        plain = {name: getattr(Checkpointer, name) for name in ("save", "wait")}
 
         def timed(name: str) -> Any:
             def call(*given: Any, **named: Any) -> None:
@@ -71,12 +71,12 @@ class Stopwatch:
             return call
 
         for name in plain:
-            setattr(Keeper, name, timed(name))
+            setattr(Checkpointer, name, timed(name))
         try:
             yield
         finally:
             for name, method in plain.items():
-                setattr(Keeper, name, method)
+                setattr(Checkpointer, name, method)
 
 
 def train(folder: Path) -> None:
@@ -131,7 +131,10 @@ def imagenet_learner() -> tuple[Resolved, Learner]:
 
 def at_imagenet_size(folder: Path, rounds: int) -> dict[str, Any]:
     recipe, learner = imagenet_learner()
-    with tempfile.TemporaryDirectory(dir=folder) as place, Saver(Path(place) / "checkpoints", recipe, learner) as saver:
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as place,
+        Checkpointer(Path(place) / "checkpoints", recipe, learner, print) as checkpointer,
+    ):
         figures: dict[str, dict[str, list[float]]] = {}
         for number in range(rounds):
             for kind, whole in (("at the end of an epoch", True), ("after 15 minutes", False)):
@@ -139,14 +142,14 @@ def at_imagenet_size(folder: Path, rounds: int) -> dict[str, Any]:
                 learner.knowledge.apart.changed[: int(share * IMAGENET)] = True
                 gc.collect()
                 start = time.perf_counter()
-                saver.save(2 * number + 1 + (not whole), {"step": 1}, whole=whole)
+                checkpointer.save(2 * number + 1 + (not whole), {"step": 1}, full_cache=whole)
                 copied = time.perf_counter()
-                saver.wait()
+                checkpointer.wait()
                 times = {"copying": copied - start, "writing beside it": time.perf_counter() - copied}
                 for name, seconds in times.items():
                     figures.setdefault(kind, {}).setdefault(name, []).append(round(seconds, 2))
-        assert saver.newest is not None
-        size = sum(part.size for part in saver.newest.parts.values())
+        assert checkpointer.latest is not None
+        size = sum(part.size for part in checkpointer.latest.parts.values())
     blocked = sum(max(kind["copying"]) for kind in figures.values())
     return {
         "what": f"{recipe.name}, bf16, {IMAGENET:,} images",

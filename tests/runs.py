@@ -27,9 +27,9 @@ def metrics(run: cmsf.Run, kind: str | None = None) -> list[dict[str, Any]]:
 
 def state(run: cmsf.Run) -> dict[str, Any]:
     """What the newest checkpoint holds, the cache with its changes in it."""
-    newest = checkpoint.newest(run.folder.checkpoints)
+    newest = checkpoint.latest(run.folder.checkpoints)
     assert newest is not None
-    contents = Checkpoint.read(newest).contents()
+    contents = Checkpoint.read(newest).load()
     cache = contents["cache"]["embedding"] if "cache" in contents else None
     if "changed" in contents:
         cache[contents["changed"]["index"]] = contents["changed"]["embedding"]

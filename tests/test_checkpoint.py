@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from cmsf.method.learner import Learner
 from cmsf.recipes.recipe import Resolved
 from cmsf.runs import checkpoint
 from cmsf.runs.checkpoint import Checkpoint
-from cmsf.training.checkpointer import Saver
+from cmsf.training.checkpointer import Checkpointer
 from cmsf.training.signals import Stopped
 from cmsf.utils.files import HashedFile, file_sha256
 
@@ -50,11 +51,10 @@ def stopped(half: cmsf.Run, tmp_path: Path) -> cmsf.Run:
     return cmsf.Run(shutil.copytree(half.path, tmp_path / "run"))
 
 
-def saver_of(run: cmsf.Run) -> Saver:
+def checkpointer_of(run: cmsf.Run, say: Callable[[str], None]) -> Checkpointer:
     """Beside a new learner of the run's recipe."""
-    return Saver(
-        run.folder.checkpoints, run.recipe, make_learner(run.recipe, torch.zeros(144, dtype=torch.int64), "cpu")
-    )
+    learner = make_learner(run.recipe, torch.zeros(144, dtype=torch.int64), "cpu")
+    return Checkpointer(run.folder.checkpoints, run.recipe, learner, say)
 
 
 def files(run: cmsf.Run) -> set[str]:
@@ -102,15 +102,15 @@ def test_a_learner_that_is_put_back_takes_the_same_steps(kind: str, tmp_path: Pa
     whole, first, second = (learner(**changes) for _ in range(3))
     take_steps(whole, range(7))
     take_steps(first, range(4))
-    saver = Saver(tmp_path / "checkpoints", resolved("test", **changes), first)
-    with saver:
-        saver.save(4, {"step": 4}, whole=True)
+    checkpointer = Checkpointer(tmp_path / "checkpoints", resolved("test", **changes), first, pytest.fail)
+    with checkpointer:
+        checkpointer.save(4, {"step": 4}, full_cache=True)
         take_steps(first, range(4, 5))  # which the checkpoint in the making must not see
-        saver.save(5, {"step": 5}, whole=False)
+        checkpointer.save(5, {"step": 5}, full_cache=False)
         take_steps(first, range(5, 7))
-    again = Saver(tmp_path / "checkpoints", resolved("test", **changes), second)
+    again = Checkpointer(tmp_path / "checkpoints", resolved("test", **changes), second, pytest.fail)
     taken: list[dict[str, Any]] = []
-    assert again.go_back(taken.append, pytest.fail)
+    assert again.load_latest(taken.append)
     assert taken == [{"step": 5}]
     take_steps(second, range(5, 7))
     for other in (first, second):
@@ -132,7 +132,7 @@ def test_the_manifest_names_its_parts_and_the_cache_is_whole_at_the_ends_of_epoc
     for part in about["parts"].values():
         file = stopped.folder.checkpoints / part["file"]
         assert (part["size"], part["sha256"]) == (file.stat().st_size, file_sha256(file))
-    changed = Checkpoint.read(stopped.folder.checkpoints / "step-00000006.json").contents()["changed"]
+    changed = Checkpoint.read(stopped.folder.checkpoints / "step-00000006.json").load()["changed"]
     assert len(changed["index"]) == 64  # two batches
 
 
@@ -194,11 +194,11 @@ def endless(path: Path) -> None:
         ("step-00000006.json", say('"k": 5', '"k": 4'), "its manifest is not what was written"),
         ("step-00000006.json", say('"fp32"', '"fq32"'), "its manifest is not what was written"),
         ("step-00000006.json", say_with_its_hash, "its recipe: .*fq32"),
-        *(("step-00000006.json", damage, "it is no manifest") for damage in (pipe, endless)),
+        *(("step-00000006.json", damage, "it is not the manifest") for damage in (pipe, endless)),
         *(("step-00000006-state.pt", damage, "its .*state.pt cannot be read") for damage in (pipe, endless)),
-        ("step-00000006.json", truncate, "it is no manifest"),
-        ("step-00000006.json", lambda path: path.write_text("[]"), "it is no manifest"),
-        ("step-00000006.json", lambda path: path.write_bytes(b"\xff\xfe"), "it is no manifest"),
+        ("step-00000006.json", truncate, "it is not the manifest"),
+        ("step-00000006.json", lambda path: path.write_text("[]"), "it is not the manifest"),
+        ("step-00000006.json", lambda path: path.write_bytes(b"\xff\xfe"), "it is not the manifest"),
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
@@ -206,10 +206,10 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
 ) -> None:
     damage(stopped.folder.checkpoints / part)
     said: list[str] = []
-    saver = saver_of(stopped)
+    checkpointer = checkpointer_of(stopped, said.append)
     taken: list[dict[str, Any]] = []
-    assert saver.go_back(taken.append, said.append)
-    assert [progress["step"] for progress in taken] == [saver.step] == [4]
+    assert checkpointer.load_latest(taken.append)
+    assert [progress["step"] for progress in taken] == [checkpointer.saved_step] == [4]
     assert re.search(f"checkpoint step-00000006.json cannot be used: {message}", said[0])
 
 
@@ -219,13 +219,13 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_to_the_same_end(
 ) -> None:
     manifest = stopped.folder.checkpoints / "step-00000006.json"
     if inside_its_hashes:
-        state = Checkpoint.read(manifest).contents()["state"]
+        state = Checkpoint.read(manifest).load()["state"]
         state["progress"]["totals"]["ranks"] = "many"
         replace_part(manifest, "state", state)
     else:
         flip(stopped.folder.checkpoints / "step-00000006-state.pt")
     run = cmsf.train("cmsf-self-small", bars, stopped.path, **TINY)
-    assert "going on from step 4 of 12" in " ".join(capsys.readouterr().err.split())
+    assert "resuming from step 4 of 12" in " ".join(capsys.readouterr().err.split())
     assert_same_run(whole, run)
     assert not {name for name in files(run) if "step-00000006" in name}  # it did not work out
 
@@ -256,7 +256,7 @@ def test_a_checkpoint_of_another_recipe_is_refused_with_the_differences(stopped:
     about = json.loads(manifest.read_text())
     about["recipe"] |= {"lr": 0.5, "k": 7}
     rewrite(manifest, about)
-    with pytest.raises(cmsf.BadInput, match=r"another recipe than its run \(k: 5 against 7; lr: 0.2 against 0.5\)"):
+    with pytest.raises(cmsf.BadInput, match=r"has another recipe than its run \(k: 5 against 7; lr: 0.2 against 0.5\)"):
         cmsf.train("cmsf-self-small", bars, stopped.path, quiet=True, **TINY)
 
 
@@ -296,7 +296,7 @@ def test_a_hostile_checkpoint_is_bad_input_and_nothing_worse(stopped: cmsf.Run, 
     folder = stopped.folder.checkpoints
     (folder / "step-00000004.json").unlink()
     manifest = folder / "step-00000006.json"
-    good = Checkpoint.read(manifest).contents()
+    good = Checkpoint.read(manifest).load()
     cases: list[tuple[str, str, Any]] = [
         (name, "state", change["everything"] if "everything" in change else good["state"] | change)
         for name, change in hostile(good["state"]).items()
@@ -309,10 +309,10 @@ def test_a_hostile_checkpoint_is_bad_input_and_nothing_worse(stopped: cmsf.Run, 
         ("rows by fractions", "changed", rows | {"index": rows["index"].double()}),
         ("too few rows", "changed", rows | {"embedding": rows["embedding"][:3]}),
     ]
-    saver = saver_of(stopped)
+    checkpointer = checkpointer_of(stopped, lambda _: None)
 
     def go_on(name: str) -> None:
-        if saver.go_back(lambda _: None, lambda _: None) and name in OF_TRAINING:
+        if checkpointer.load_latest(lambda _: None) and name in OF_TRAINING:
             cmsf.train("cmsf-self-small", bars, stopped.path, quiet=True, **TINY)
 
     for name, part, content in cases:
@@ -323,14 +323,14 @@ def test_a_hostile_checkpoint_is_bad_input_and_nothing_worse(stopped: cmsf.Run, 
     about = json.loads(manifest.read_text())
     about["parts"]["state"]["file"] = "../../elsewhere.pt"
     rewrite(manifest, about)
-    with pytest.raises(cmsf.BadInput, match="it is no manifest"):
+    with pytest.raises(cmsf.BadInput, match="it is not the manifest"):
         cmsf.train("cmsf-self-small", bars, stopped.path, quiet=True, **TINY)
 
 
 def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_waits_for_it(
     bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go, write, steps = threading.Event(), checkpoint.write, []
+    go, write, steps = threading.Event(), checkpoint.save, []
 
     def slow(*given: Any) -> Checkpoint:
         assert threading.current_thread() is not threading.main_thread()
@@ -355,7 +355,7 @@ def test_what_fails_in_the_thread_is_told_in_the_next_step(
     def broken(*_: Any) -> Any:
         raise cmsf.BadInput("the moon is in the wrong phase")
 
-    monkeypatch.setattr(checkpoint, "_write_part", broken)
+    monkeypatch.setattr(checkpoint, "_save_part", broken)
     with pytest.raises(cmsf.BadInput, match="wrong phase"):
         cmsf.train("msf-small", bars, tmp_path / "run", quiet=True, **TINY)
     assert metrics(cmsf.Run(tmp_path / "run"), "step")[-1]["step"] < 12

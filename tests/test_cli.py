@@ -201,7 +201,7 @@ def test_weights_of_another_architecture_are_refused(
     assert "is of another architecture than the recipe" in refusal(capsys, "evaluate", out)
     weights.unlink()
     for manifest in (out / "checkpoints").glob("*.json"):
-        state = Checkpoint.read(manifest).contents()["state"]
+        state = Checkpoint.read(manifest).load()["state"]
         replace_part(manifest, "state", state | {"encoders": {"online.weight": torch.zeros(3)}})
     assert "is of another architecture than the recipe" in refusal(capsys, *command)
     for manifest in (out / "checkpoints").glob("*.json"):
@@ -363,7 +363,7 @@ def test_a_signal_ends_a_process_after_a_checkpoint(signal_number: int, code: in
     process.send_signal(signal_number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == code
-    assert "the same command goes on from there" in said
+    assert "the same command resumes from there" in said
     assert "Traceback" not in said
     assert list((out / "checkpoints").glob("step-*.json"))
 

@@ -351,9 +351,9 @@ def assert_same_but_for_rounding(one: cmsf.Run, other: cmsf.Run) -> None:
 
 
 def run_state(run: cmsf.Run) -> dict[str, Any]:
-    newest = checkpoint.newest(run.folder.checkpoints)
+    newest = checkpoint.latest(run.folder.checkpoints)
     assert newest is not None
-    contents = Checkpoint.read(newest).contents()
+    contents = Checkpoint.read(newest).load()
     return {"state": contents["state"], "cache": contents["cache"]["embedding"]}
 
 
@@ -371,7 +371,7 @@ def test_any_number_of_ranks_goes_on_from_a_checkpoint_of_any_other(
 ) -> None:
     out = tmp_path / "run"
     said = stopped_by_a_scheduler(2, *exactly(bars, out), "--bank-sharded")
-    newest = checkpoint.newest(out / "checkpoints")
+    newest = checkpoint.latest(out / "checkpoints")
     assert newest is not None
     assert Checkpoint.read(newest).step >= json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["step"]
     assert said.count("stopped by SIGTERM after a checkpoint") == 2, said
@@ -421,7 +421,7 @@ def test_killed_ranks_come_back_and_the_result_is_the_same(bars: Path, by_one: c
     assert process.returncode == 0, said
     for which in (0, 1):
         assert said.count(f"failed (exitcode: -9) local_rank: {which}") == 1
-    assert "going on from step" in said
+    assert "resuming from step" in said
     assert_same_but_for_rounding(cmsf.Run(out), by_one)
 
 
@@ -488,7 +488,7 @@ def test_two_ranks_resume_a_run_by_its_folder_alone(half: Path, by_one: cmsf.Run
     run = cmsf.Run(shutil.copytree(half, tmp_path / "run"))
     ended = train(2, "--resume", run.path)
     assert [one.code for one in ended] == [0, 0], ended
-    assert [one.said.count("going on from step 22 of 32") for one in ended] == [1, 0]
+    assert [one.said.count("resuming from step 22 of 32") for one in ended] == [1, 0]
     assert_same_but_for_rounding(run, by_one)
 
 
@@ -496,14 +496,14 @@ def test_two_ranks_go_on_from_the_checkpoint_before_a_damaged_one_which_one_name
     half: Path, by_one: cmsf.Run, tmp_path: Path
 ) -> None:
     run = cmsf.Run(shutil.copytree(half, tmp_path / "run"))
-    newest = checkpoint.newest(run.folder.checkpoints)
+    newest = checkpoint.latest(run.folder.checkpoints)
     assert newest is not None
     state = run.folder.checkpoints / json.loads(newest.read_text())["parts"]["state"]["file"]
     state.write_bytes(state.read_bytes()[:-100])
     ended = train(2, "--resume", run.path)
     assert [one.code for one in ended] == [0, 0], ended
     assert [one.said.count("checkpoint step-00000022.json cannot be used") for one in ended] == [1, 0]
-    assert [one.said.count("going on from step 20 of 32") for one in ended] == [1, 0]
+    assert [one.said.count("resuming from step 20 of 32") for one in ended] == [1, 0]
     assert_same_but_for_rounding(run, by_one)
 
 
@@ -522,13 +522,13 @@ def test_a_full_disk_stops_two_ranks_or_they_go_on_as_they_were_told(
     given = (*exactly(bars, tmp_path / "run"), "--on-full-disk", then)
     ended = in_ranks(2, without_room, 6, 10, training(*given))
     if then == "stop":
-        assert said_once(ended, "the same command goes on from step 4"), ended
+        assert said_once(ended, "the same command resumes from step 4"), ended
         assert "File too large" in ended[0].said
         assert not list((tmp_path / "run").rglob("*.part"))
         ended = train(2, *given)
     else:
         assert [one.said.count("File too large") for one in ended] == [1, 0], ended
-        assert "going on (--on-full-disk), and the same command goes on from step 4" in ended[0].said
+        assert "going on (--on-full-disk), and the same command resumes from step 4" in ended[0].said
     assert [one.code for one in ended] == [0, 0], ended
     assert_same_but_for_rounding(cmsf.Run(tmp_path / "run"), by_one)
 
@@ -553,7 +553,7 @@ def poisoned(arguments: list[str]) -> int:
 
 def test_two_ranks_whose_loss_is_no_number_say_so_once_and_of_the_whole_batch(bars: Path, tmp_path: Path) -> None:
     ended = in_ranks(2, poisoned, training(*exactly(bars, tmp_path / "run")))
-    assert said_once(ended, "the loss is nan after step 6 of 32; the checkpoint before it, step-00000004.json"), ended
+    assert said_once(ended, "the loss is nan after step 6 of 32; the last checkpoint, step-00000004.json"), ended
     assert [one.said.count("a page is written") for one in ended] == [1, 0]
     run = cmsf.Run(tmp_path / "run")
     about = json.loads(run.folder.divergence_file.read_text())
@@ -566,7 +566,7 @@ def test_two_ranks_that_collapse_say_so_once_and_stop_after_a_checkpoint(bars: P
     given = ("byol-small", "--data", bars, "--out", tmp_path / "run", "--on-collapse", "stop", "--weight-decay", "10")
     given = (*given, *RUN, "--lr", "0.2", "--batch-size", "24", "--epochs", "20", "--log-every", "1")
     ended = train(2, *given, "--evaluate-every", "0")
-    assert said_once(ended, "with --on-collapse warn, the same command goes on from step"), ended
+    assert said_once(ended, "with --on-collapse warn, the same command resumes from step"), ended
     assert "nearly the same" in ended[0].said
     run = cmsf.Run(tmp_path / "run")
     assert runs.state(run)["progress"]["step"] == runs.metrics(run, "step")[-1]["step"] < 60

@@ -68,7 +68,7 @@ def test_a_run_that_is_killed_at_any_moment_equals_one_that_is_not(bars: Path, t
     process = start(out, *resumed)
     said = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 0, said
-    assert "going on from step" in said
+    assert "resuming from step" in said
     killed = cmsf.Run(out)
     assert_same_run(whole, killed)
     steps = [line["step"] for line in metrics(killed, "step")]
@@ -122,7 +122,7 @@ def test_a_run_that_was_killed_beside_its_workers_is_resumed_at_once(photos: Pat
     process.terminate()
     said = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 143, said
-    assert "going on from step" in said
+    assert "resuming from step" in said
 
 
 def test_the_lock_of_one_that_is_gone_is_waited_for_and_that_of_one_that_is_not_is_not(
@@ -225,7 +225,7 @@ def test_a_full_disk_stops_a_process_with_the_numbers_and_its_last_checkpoint(
     said = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 2, said
     (line,) = [line for line in said.splitlines() if line.startswith("cmsf: ")]
-    for words in ("File too large", "needed", "free)", "raise ulimit -f", "goes on from step 6"):
+    for words in ("File too large", "needed", "free)", "raise ulimit -f", "resumes from step 6"):
         assert words in line
     assert "Traceback" not in said
     assert content(out / "checkpoints") == before
@@ -237,7 +237,7 @@ def test_a_run_may_go_on_without_room_and_saves_again_when_there_is_some(
 ) -> None:
     screen = At(step_6=lambda: file_size(SMALL_FILES), step_10=lambda: file_size(None))
     run = cmsf.train("cmsf-self-small", bars, tmp_path / "run", screen=screen, on_full_disk="go-on", **TINY)
-    assert any("File too large" in text and "goes on from step 4" in text for text in screen.said)
+    assert any("File too large" in text and "resumes from step 4" in text for text in screen.said)
     assert_same_run(whole, run)
     assert not list(run.path.rglob("*.part"))
 
@@ -284,7 +284,7 @@ def test_a_full_disk_at_the_end_leaves_a_run_that_the_same_command_finishes(
     bars: Path, whole: cmsf.Run, tmp_path: Path, file_size: Any
 ) -> None:
     screen = At(step_12=lambda: file_size(SMALL_FILES))
-    with pytest.raises(cmsf.BadInput, match=r"backbone.safetensors: File too large .* goes on from step 8"):
+    with pytest.raises(cmsf.BadInput, match=r"backbone.safetensors: File too large .* resumes from step 8"):
         cmsf.train("cmsf-self-small", bars, tmp_path / "run", screen=screen, on_full_disk="go-on", **TINY)
     assert not list((tmp_path / "run").rglob("*.part"))
     file_size(None)
@@ -409,7 +409,7 @@ def test_workers_that_keep_dying_end_the_run_with_a_checkpoint(
 
     monkeypatch.setattr(loader._Cutter, "__getitem__", dies)
     screen = At()
-    with pytest.raises(cmsf.BadInput, match=r"3 times in a row, .*--workers than 1, .* goes on from step [23]"):
+    with pytest.raises(cmsf.BadInput, match=r"3 times in a row, .*--workers than 1, .* resumes from step [23]"):
         cmsf.train("cmsf-self-small", photos, tmp_path / "run", screen=screen, workers=1, **FROM_DISK)
     assert sum("new ones read on" in text for text in screen.said) >= 2
     monkeypatch.undo()
@@ -446,7 +446,7 @@ def test_a_loss_that_is_no_number_leaves_a_page_of_what_was_there(
     assert about["lr"] < 0.2
     assert about["precision"] == "fp32"
     assert "lower --lr" in about["what to do"]
-    newest = checkpoint.newest(run.folder.checkpoints)
+    newest = checkpoint.latest(run.folder.checkpoints)
     assert newest is not None
     assert newest.name == "step-00000004.json"
     cmsf.resume(run.path, quiet=True)  # what was wrong is mended: it goes on, and the page goes

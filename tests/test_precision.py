@@ -147,7 +147,7 @@ def test_a_run_that_diverges_says_so_in_one_line_and_keeps_its_last_good_checkpo
     monkeypatch.setattr(Learner, "step", poisoned)
     with pytest.raises(
         cmsf.BadInput,
-        match=r"the loss is nan after step 6 of 12; the checkpoint before it, step-00000004.json, is kept; "
+        match=r"the loss is nan after step 6 of 12; the last checkpoint, step-00000004.json, is kept; "
         r"train with a lower --lr than 0.2, in another --out",
     ):
         train(bars, tmp_path / "run")
@@ -171,9 +171,7 @@ def test_weights_and_statistics_that_are_no_numbers_are_never_saved(
         return found
 
     monkeypatch.setattr(Learner, "step", spoiled)
-    with pytest.raises(
-        cmsf.BadInput, match=r"no numbers.* after step 8 of 12; the checkpoint before it, step-00000004"
-    ):
+    with pytest.raises(cmsf.BadInput, match=r"no numbers.* after step 8 of 12; the last checkpoint, step-00000004"):
         train(bars, tmp_path / "run", evaluate_every=1)
     assert state(cmsf.Run(tmp_path / "run"))["progress"]["step"] == 4
 

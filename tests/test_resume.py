@@ -40,7 +40,7 @@ def test_a_run_goes_on_with_nothing_but_its_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # the images are found from anywhere
     assert main(["train", "--resume", "half"]) == 0
-    assert "going on from step 6 of 15" in capsys.readouterr().err
+    assert "resuming from step 6 of 15" in capsys.readouterr().err
     assert_same_run(cmsf.Run(place / "whole"), cmsf.Run(half))
     before = {path: path.stat().st_mtime_ns for path in half.rglob("[!.]*")}
     assert main(["train", "--resume", "half"]) == 0

@@ -140,7 +140,7 @@ def test_ctrl_c_leaves_the_last_frame_the_message_and_the_cursor(stopped: Stoppe
     assert stopped.seen.process.returncode == 130
     assert not stopped.seen.terminal.cursor_hidden
     *above, message = stopped.text.rstrip().splitlines()
-    assert message.endswith("goes on from there")
+    assert message.endswith("resumes from there")
     assert any(line.startswith("╰") for line in above[-2:])
     assert "Traceback" not in stopped.text
 
@@ -220,8 +220,8 @@ def test_the_panel_is_told_how_far_judging_is(
         screen=Screen(on_a_terminal),
         **TINY | {"epochs": 1},
     )
-    assert "judging: features 1 of 1" in told
-    assert "judging: neighbours 1 of 1" in told
+    assert "validation: features 1 of 1" in told
+    assert "validation: neighbours 1 of 1" in told
     assert told[-1] == ""
 
 

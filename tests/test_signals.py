@@ -16,7 +16,7 @@ from runs import TINY, assert_same_run, metrics
 import cmsf
 from cmsf.models.encoders import Encoders
 from cmsf.training import trainer
-from cmsf.training.signals import Caught, Stopped
+from cmsf.training.signals import SignalHandler, Stopped
 from cmsf.training.validation import Validator
 from cmsf.utils.distributed import FullDiskElsewhere, World
 from cmsf.utils.errors import BadInput, FailedElsewhere, Interrupted
@@ -89,10 +89,10 @@ def test_a_signal_breaks_off_what_takes_long_and_the_same_command_makes_up_for_i
 
 def test_a_signal_that_came_before_breaks_off_at_once_and_elsewhere_it_waits() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with Caught() as caught:
+    with SignalHandler() as caught:
         os.kill(os.getpid(), signal.SIGTERM)
         assert caught.signal_number == signal.SIGTERM
-        with pytest.raises(Interrupted), caught.interrupting():
+        with pytest.raises(Interrupted), caught.interruptible():
             pytest.fail("it was not broken off")
         os.kill(os.getpid(), signal.SIGTERM)  # the launcher hands it on
     assert signal.getsignal(signal.SIGTERM) is before

@@ -70,12 +70,12 @@ def train(
     val: a source to test on; without it, a split of the data, or a tenth of its labelled images.
     workers: processes that decode images which are not held in memory; by default one a core.
     out: the run folder, by default runs/ and the recipe's or the file's name.
-    checkpoint_minutes, on_full_disk, on_collapse: as in cmsf.training.options.Precautions.
+    checkpoint_minutes, on_full_disk, on_collapse: as in cmsf.training.options.TrainingOptions.
     bank_sharded: of several processes (started by torchrun, or by srun), each holds but a share of the bank.
     report: keep report.html in the run folder up to date, and write the whole of it at the end.
     changes: any field of the recipe, e.g. epochs=100, or init="resnet18.a1_in1k" for weights to start from.
     """
-    precautions = TrainingOptions(checkpoint_minutes, on_full_disk, on_collapse)
+    options = TrainingOptions(checkpoint_minutes, on_full_disk, on_collapse)
     world = World.from_env()
     screen = screen or Screen(quiet=quiet or not world.is_main)
     where = pick_device(device, world.local_rank)
@@ -133,7 +133,7 @@ def train(
                     screen.print(f"{difference}: the run will not equal an uninterrupted one bit for bit")
                 after_epoch = LiveReport(folder, screen.print) if report else lambda: None
                 hands = worker_count(workers)
-                Trainer(resolved, learner, images, folder, screen, hands, precautions, after_epoch).run()
+                Trainer(resolved, learner, images, folder, screen, hands, options, after_epoch).fit()
     run = Run(folder.path)
     if report and world.is_main:
         with screen.bars():
@@ -153,8 +153,8 @@ def resume(
 ) -> Run:
     """Go on with a run that was stopped: its folder says the recipe and the images.
 
-    given: device, workers and precautions as in `train`. A field of the recipe, `data`, `labels` and `val` need not be
-    given, and must then be those of the run; but data that is a shell command is run only if it is given.
+    given: device, workers and training options as in `train`. Fields of the recipe, `data`, `labels` and `val` are
+    optional, and must then be those of the run; but data that is a shell command is run only if it is given.
     """
     screen = screen or Screen(quiet=quiet or not World.from_env().is_main)
     found = Run(run)

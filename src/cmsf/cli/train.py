@@ -138,10 +138,10 @@ def _train(chosen: argparse.Namespace) -> int:
             run = train(chosen.recipe, chosen.data, chosen.out, **given)
     except Stopped as stopped:
         how = "after a checkpoint" if stopped.saved else "without a new checkpoint"
-        print(f"cmsf: stopped by {stopped} {how}; the same command goes on from there", file=sys.stderr)
+        print(f"cmsf: stopped by {stopped} {how}; the same command resumes from there", file=sys.stderr)
         return 128 + stopped.signal_number
     except ProcessLost as lost:
-        print(f"cmsf: {lost}; the same command goes on from the last checkpoint", file=sys.stderr)
+        print(f"cmsf: {lost}; the same command resumes from the last checkpoint", file=sys.stderr)
         return 1
     if not chosen.quiet and World.from_env().is_main:
         paths = {"neighbours": run.folder.neighbours_picture, "weights": run.folder.backbone_file, "run": run.path}

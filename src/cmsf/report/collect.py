@@ -28,7 +28,7 @@ from cmsf.report.history import collect_history
 from cmsf.report.image_pool import EmbeddedImages, PoolBuilder
 from cmsf.report.plots import RELATED, Plot, plot_style, rank_histogram
 from cmsf.runs.run import Run
-from cmsf.training.checkpointer import last_learner
+from cmsf.training.checkpointer import load_learner
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.device import pick_device
 from cmsf.utils.errors import BadInput
@@ -70,7 +70,7 @@ def collect_run(
     galleries, learner = [feature_gallery(pool, seed)], None
     try:
         if report.epochs:  # else it was fine-tuned, and has no bank
-            learner = last_learner(run.folder, run.recipe, data, torch.device("cpu"), say)
+            learner = load_learner(run.folder, run.recipe, data, torch.device("cpu"), say)
     except BadInput as error:
         notes.append(f"its bank cannot be read: {error}")
     if learner is not None:

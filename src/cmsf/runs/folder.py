@@ -113,7 +113,7 @@ class RunFolder:
 
     def started(self) -> bool:
         """Whether there is a checkpoint to go on from; what the run began with is then not needed any more."""
-        return checkpoint.newest(self.checkpoints) is not None
+        return checkpoint.latest(self.checkpoints) is not None
 
     def check_free(self) -> None:
         """Refuse a place that holds something else than a run."""

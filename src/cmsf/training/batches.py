@@ -1,4 +1,4 @@
-"""What is read for every step: which images, in which order, and labelled ones beside them where they are wanted."""
+"""Yields the training batches, in a seeded order, with labelled images beside them where a loss needs them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cmsf.utils.errors import BadInput
 
 
 class BatchSampler:
-    """The batches of a run, from any step on; of several processes, each reads its share."""
+    """Draws the batches of a run, from any step on; of several processes, each reads its share."""
 
     def __init__(self, recipe: Resolved, data: Dataset, world: World) -> None:
         self.recipe, self.images, self.world = recipe, data.train, world
@@ -30,17 +30,17 @@ class BatchSampler:
     def batches(
         self, step: int, crops: Mapping[int, Crop], device: torch.device, workers: int, say: Callable[[str], None]
     ) -> Iterator[tuple[Batch, Batch | None]]:
-        """What is left to learn from; what one process cannot read stops all of them at the same step."""
-        crops, beside = dict(crops), cast(Iterator[Batch | None], repeat(None))
+        """Yields the batches from `step` on; an image that one process cannot read stops all at the same step."""
+        crops, support = dict(crops), cast(Iterator[Batch | None], repeat(None))
         read = partial(load_batches, self.images, seed=self.recipe.seed, device=device, workers=workers, say=say)
         if SUPPORT in crops:
-            beside = read(self.world.fail_together(lambda: self._support_plan(step)), {SUPPORT: crops.pop(SUPPORT)})
-        pairs = zip(read(self._plan(step), crops), beside, strict=False)
+            support = read(self.world.fail_together(lambda: self._support_plan(step)), {SUPPORT: crops.pop(SUPPORT)})
+        pairs = zip(read(self._plan(step), crops), support, strict=False)
         for _ in range(step, self.total):
             yield self.world.fail_together(lambda: next(pairs))
 
     def _plan(self, first: int) -> Iterator[tuple[int, Int[Tensor, " b"]]]:
-        """The epoch and the images of every step from here on, as far as they are this process's share."""
+        """Yields the epoch and this process's share of the images of every step."""
         size, epoch, order = self.recipe.batch_size, -1, None
         for step in range(first, self.total):
             now, position = divmod(step, self.steps_per_epoch)
@@ -49,13 +49,13 @@ class BatchSampler:
             yield epoch, order[position * size : (position + 1) * size][self.world.chunk(size)]
 
     def _support_plan(self, first: int) -> Iterator[tuple[int, Int[Tensor, " s"]]]:
-        """The labelled images of every step from here on; the step stands for the epoch, so no view comes twice."""
+        """Yields the labelled images of every step; the step stands for the epoch, so no view comes twice."""
         recipe = self.recipe
         support = SupportSampler(self.images.label, recipe.support_classes, recipe.support_images, recipe.seed)
-        least = len(support(0))
-        if least < self.world.size:
+        count = len(support(0))
+        if count < self.world.size:
             raise BadInput(
-                f"{least} labelled images beside a batch are less than {self.world.size} processes; use fewer"
+                f"{count} labelled images beside a batch are less than {self.world.size} processes; use fewer"
             )
-        chosen = ((step, support(step)) for step in range(first, self.total))
-        return ((step, index[self.world.chunk(len(index))]) for step, index in chosen)
+        drawn = ((step, support(step)) for step in range(first, self.total))
+        return ((step, index[self.world.chunk(len(index))]) for step, index in drawn)

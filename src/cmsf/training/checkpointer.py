@@ -1,4 +1,4 @@
-"""Saves checkpoints beside training and restores the newest one."""
+"""Saves checkpoints beside training and restores the latest one."""
 
 from __future__ import annotations
 
@@ -17,201 +17,161 @@ from cmsf.method.build import make_learner
 from cmsf.method.learner import Learner
 from cmsf.recipes.recipe import Resolved
 from cmsf.runs import checkpoint
-from cmsf.runs.checkpoint import (
-    CACHE,
-    CHANGED,
-    PROGRESS,
-    STATE,
-    Checkpoint,
-    Damaged,
-    copy_cache,
-    copy_changes,
-    copy_state,
-    put_back,
-)
+from cmsf.runs.checkpoint import CACHE, CHANGED, PROGRESS, STATE, Checkpoint, CheckpointFile, CorruptCheckpoint
 from cmsf.runs.folder import RunFolder
-from cmsf.runs.log import MetricsLog, SilentLog
 from cmsf.training.options import TrainingOptions
-from cmsf.utils.distributed import World
 from cmsf.utils.errors import BadInput, first_few
 from cmsf.utils.files import FullDisk
 
 
-class Saver:
-    """The checkpoints of a run. Of several processes all copy, for each may hold a share, and the first one writes."""
+class Checkpointer:
+    """Saves and restores a learner. With several processes all call it together, and the main one writes.
 
-    def __init__(self, folder: Path, recipe: Resolved, learner: Learner) -> None:
-        self.folder, self.recipe, self.learner = folder, recipe, learner
-        self.newest: Checkpoint | None = None
-        self._whole: checkpoint.Part | None = None  # the cache on the disk that `changed` counts from
-        self._damaged: list[Path] = []
-        self._thread = ThreadPoolExecutor(1, "saving")
+    latest: the newest usable checkpoint on the disk, known to the main process.
+    saved_step: the step from which the same command would resume, agreed on by all processes.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        recipe: Resolved,
+        learner: Learner,
+        say: Callable[[str], None],
+        options: TrainingOptions = TrainingOptions(),
+    ) -> None:
+        self.folder, self.recipe, self.learner, self.world = folder, recipe, learner, learner.world
+        self.say, self.options = say, options
+        self.latest: Checkpoint | None = None
+        self.saved_step, self._saved_at = 0, time.monotonic()
+        self._full_cache: CheckpointFile | None = None  # the cache on the disk that changes count from
+        self._corrupt: list[Path] = []
+        self._writer = ThreadPoolExecutor(1, "saving")
         self._writing: Future[Checkpoint] | None = None
 
-    @property
-    def step(self) -> int:
-        """Where the same command would go on."""
-        return 0 if self.newest is None else self.newest.step
+    def load_latest(self, load_progress: Callable[[dict[str, Any]], None] = lambda progress: None) -> bool:
+        """Restores the learner from the newest usable checkpoint, and names those that are not; False if none exists.
 
-    def go_back(self, take_up: Callable[[dict[str, Any]], None], say: Callable[[str], None]) -> bool:
-        """Fill the learner from the newest checkpoint that is whole, naming those that are not.
-
-        take_up: takes the progress that was saved with it, or finds it Damaged. Returns whether there is a checkpoint.
+        load_progress: takes the trainer's saved progress, or raises CorruptCheckpoint.
         """
-        damaged: list[str] = []
+        errors: list[str] = []
         for path in reversed(checkpoint.manifests(self.folder)):
             try:
-                found = Checkpoint.read(path)
-                self._check_recipe(found)
-                progress = put_back(self.learner, found.contents())
-                if progress.get("step") != found.step:
-                    raise Damaged("its parts are of another step")
-                take_up(progress)
-            except Damaged as error:
-                damaged.append(f"{path.name}: {str(error)[:80]}")
-                self._damaged.append(path)
-                say(f"checkpoint {path.name} cannot be used: {error}")
+                candidate = Checkpoint.read(path)
+                self._check_recipe(candidate)
+                progress = checkpoint.load_state(self.learner, candidate.load())
+                if progress.get("step") != candidate.step:
+                    raise CorruptCheckpoint("its parts are of another step")
+                load_progress(progress)
+            except CorruptCheckpoint as error:
+                errors.append(f"{path.name}: {str(error)[:80]}")
+                self._corrupt.append(path)
+                self.say(f"checkpoint {path.name} cannot be used: {error}")
                 continue
-            self.newest, self._whole = found, found.parts.get(CACHE)
+            self.latest, self._full_cache = candidate, candidate.parts.get(CACHE)
+            self.saved_step = candidate.step
             return True
-        if damaged:
-            others = f"; likewise {len(damaged) - 1} before it" if len(damaged) > 1 else ""
+        if errors:
+            others = f"; likewise {len(errors) - 1} before it" if len(errors) > 1 else ""
             raise BadInput(
-                f"no checkpoint in {self.folder} can be used ({damaged[0]}{others}); put back what was there, or "
+                f"no checkpoint in {self.folder} can be used ({errors[0]}{others}); restore its files, or "
                 "remove that folder to begin again"
             )
         return False
 
-    def _check_recipe(self, found: Checkpoint) -> None:
-        differences = self.recipe.differences(found.recipe)
+    def _check_recipe(self, candidate: Checkpoint) -> None:
+        differences = self.recipe.differences(candidate.recipe)
         if differences:
             raise BadInput(
-                f"checkpoint {found.path.name} is of another recipe than its run ({first_few(differences, 3)}); put "
-                "back the recipe.yaml or the checkpoints that belong together"
+                f"checkpoint {candidate.path.name} has another recipe than its run ({first_few(differences, 3)}); "
+                "restore the recipe.yaml or the checkpoints that belong together"
             )
 
-    def save(self, step: int, progress: dict[str, Any], whole: bool) -> None:
-        """Copy everything now and write it while training goes on; waits for the one before, and raises its error.
+    def is_due(self) -> bool:
+        """Whether --checkpoint-minutes have passed since the last save."""
+        minutes = self.options.checkpoint_minutes
+        return minutes > 0 and time.monotonic() - self._saved_at >= 60 * minutes
 
-        whole: all of a cache that is as long as the data, and not just what has changed.
+    def save(self, step: int, progress: dict[str, Any], *, full_cache: bool) -> None:
+        """Copies the state now and writes it in a thread; first waits for the previous write, and raises its error.
+
+        full_cache: the whole embedding cache, which is as long as the data, and not only its changed rows.
         """
+        self._saved_at = time.monotonic()
         self.wait()
-        cache, world = self.learner.knowledge.apart, self.learner.world
-        # The first process knows what is on the disk: whether this step is, and a whole cache that changes count from.
-        wanted = 2 if whole or self._whole is None else 1
-        wanted = 0 if self.newest is not None and self.newest.step == step else wanted
-        (wanted,) = world.all_reduce_max(wanted if world.is_main else 0)
-        if not wanted:
-            return  # its files are there, and to go on from them is the same
-        contents: dict[str, Any] = {STATE: copy_state(self.learner) | {PROGRESS: progress}}
+        cache = self.learner.knowledge.apart
+        # The main process knows what is on the disk: whether this step is, and a full cache that changes count from.
+        on_disk = self.latest is not None and self.latest.step == step
+        needed = 0 if on_disk else 2 if full_cache or self._full_cache is None else 1
+        (needed,) = self.world.all_reduce_max(needed if self.world.is_main else 0)
+        if not needed:
+            return
+        contents: dict[str, Any] = {STATE: checkpoint.state_dict(self.learner) | {PROGRESS: progress}}
         older = {}
-        if cache is not None and wanted == 2:
-            contents[CACHE] = copy_cache(cache)
-            self._whole = None  # until this one is on the disk
+        if cache is not None and needed == 2:
+            contents[CACHE] = checkpoint.cache_state(cache)
+            self._full_cache = None  # until this one is on the disk
         elif cache is not None:
-            contents[CHANGED] = copy_changes(cache)
-            older = {} if self._whole is None else {CACHE: self._whole}
-        if world.is_main:
-            self._writing = self._thread.submit(checkpoint.write, self.folder, step, self.recipe, contents, older)
+            contents[CHANGED] = checkpoint.cache_changes(cache)
+            older = {} if self._full_cache is None else {CACHE: self._full_cache}
+        if self.world.is_main:
+            self._writing = self._writer.submit(checkpoint.save, self.folder, step, self.recipe, contents, older)
 
     @property
     def failed(self) -> bool:
-        """Whether a write has failed meanwhile; `wait` says how."""
+        """Whether a write has failed meanwhile; `wait` raises its error."""
         return self._writing is not None and self._writing.done() and self._writing.exception() is not None
 
     def wait(self) -> None:
-        """Until what is being written is on the disk, or its error."""
+        """Waits until the pending checkpoint is on the disk, or raises its error in all processes."""
+        self.world.fail_together(self._wait)
+
+    def _wait(self) -> None:
         if self._writing is not None:
             writing, self._writing = self._writing, None
-            self.newest = writing.result()
-            self._whole = self.newest.parts.get(CACHE)
-            while self._damaged:  # there is a newer one now, and nobody needs to be told of them again
-                self._damaged.pop().unlink(missing_ok=True)
+            self.latest = writing.result()
+            self._full_cache = self.latest.parts.get(CACHE)
+            while self._corrupt:  # there is a newer one now
+                self._corrupt.pop().unlink(missing_ok=True)
 
-    def __enter__(self) -> Saver:
+    def finish(self) -> None:
+        """Waits for the pending checkpoint before an exit that happens anyway: a full disk is only reported."""
+        try:
+            self.wait()
+        except FullDisk as error:
+            self.say(str(error))
+        (self.saved_step,) = self.world.all_reduce_max(self._latest_step)
+
+    @contextmanager
+    def full_disk_policy(self) -> Iterator[None]:
+        """Lets FullDisk pass, or reports it and continues, as --on-full-disk says."""
+        try:
+            yield
+        except FullDisk as error:
+            if self.options.on_full_disk == "stop":
+                raise
+            self.say(f"{error}; going on (--on-full-disk), and {self.resume_hint()}")
+
+    def resume_hint(self) -> str:
+        return f"the same command resumes from step {max(self.saved_step, self._latest_step)}"
+
+    @property
+    def _latest_step(self) -> int:
+        return 0 if self.latest is None else self.latest.step
+
+    def __enter__(self) -> Checkpointer:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._thread.shutdown(wait=True)
+        self._writer.shutdown(wait=True)
 
 
-class Keeper:
-    """A run's checkpoints and log on the disk; all processes of a run ask theirs at the same time.
-
-    kept: the step that the same command would go on from.
-    """
-
-    def __init__(
-        self,
-        saver: Saver,
-        log: MetricsLog | SilentLog,
-        world: World,
-        precautions: TrainingOptions,
-        say: Callable[[str], None],
-        step: int,
-    ) -> None:
-        self.saver, self.log, self.world, self.precautions, self.say = saver, log, world, precautions, say
-        self.kept, self.saved_at = step, time.monotonic()
-
-    def overdue(self) -> bool:
-        """Whether the last checkpoint is so long ago that it is time for one in the middle of an epoch."""
-        minutes = self.precautions.checkpoint_minutes
-        return minutes > 0 and time.monotonic() - self.saved_at >= 60 * minutes
-
-    def save(self, step: int, progress: dict[str, Any], whole: bool) -> None:
-        """A checkpoint, written while training goes on; FullDisk if the one before it found no room."""
-        self.saved_at = time.monotonic()
-        length = self.world.fail_together(self._settled_length)
-        self.saver.save(step, progress | {"step": step, "metrics_length": length}, whole)
-
-    def _settled_length(self) -> int:
-        """How long the log is, once the checkpoint before this one is written."""
-        self.saver.wait()
-        return self.log.synced_length()
-
-    def save_and_wait(self, step: int, progress: dict[str, Any], whole: bool) -> bool:
-        """A checkpoint before the end, which comes anyway; whether there was room for it."""
-        self.settle()
-        try:
-            self.save(step, progress, whole)
-        except FullDisk as error:
-            self.say(str(error))
-        self.settle()
-        return self.kept == step
-
-    def settle(self) -> None:
-        """Before the end, which comes anyway: what is being written is written, or it is said that it is not."""
-        try:
-            self.wait()
-        except FullDisk as error:
-            self.say(str(error))
-        (self.kept,) = self.world.all_reduce_max(self.saver.step)
-
-    def wait(self) -> None:
-        """Until what is being written is on the disk, or FullDisk."""
-        self.world.fail_together(self.saver.wait)
-
-    @contextmanager
-    def room_or_none(self) -> Iterator[None]:
-        """What is written in here may find the disk full: then the run stops, or goes on without, as it was told."""
-        try:
-            yield
-        except FullDisk as error:
-            if self.precautions.on_full_disk == "stop":
-                raise
-            self.say(f"{error}; going on (--on-full-disk), and {self.resumes()}")
-
-    def resumes(self) -> str:
-        return f"the same command goes on from step {max(self.kept, self.saver.step)}"
-
-
-def last_learner(
+def load_learner(
     folder: RunFolder, recipe: Resolved, data: Dataset, device: torch.device, say: Callable[[str], None]
 ) -> Learner:
-    """As it was when the run was saved last."""
+    """Builds the learner of a run and restores its latest checkpoint."""
     learner = make_learner(recipe, data.train.label, device)
-    if not Saver(folder.checkpoints, recipe, learner).go_back(lambda progress: None, say):
+    if not Checkpointer(folder.checkpoints, recipe, learner, say).load_latest():
         raise BadInput(f"{folder.checkpoints} has no checkpoint of this version")
     return learner

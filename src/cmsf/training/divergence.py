@@ -19,29 +19,29 @@ _SHOWN = 20
 
 
 @torch.no_grad()
-def describe_numbers(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The tensors with numbers that are not finite, and the largest norms of the others."""
+def _describe_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Returns the tensors that hold NaN or inf, and the largest norms of the others."""
     floating = {name: value.detach().double() for name, value in tensors.items() if value.is_floating_point()}
-    broken = {name: int((~value.isfinite()).sum()) for name, value in floating.items() if not value.isfinite().all()}
-    norms = {name: float(value.norm()) for name, value in floating.items() if name not in broken}
+    bad = {name: int((~value.isfinite()).sum()) for name, value in floating.items() if not value.isfinite().all()}
+    norms = {name: float(value.norm()) for name, value in floating.items() if name not in bad}
     largest = sorted(norms.items(), key=lambda named: -named[1])[:_SHOWN]
     return {
-        "not finite": {name: f"{count} of {floating[name].numel()}" for name, count in list(broken.items())[:_SHOWN]},
-        "tensors not finite": len(broken),
+        "not finite": {name: f"{count} of {floating[name].numel()}" for name, count in list(bad.items())[:_SHOWN]},
+        "tensors not finite": len(bad),
         "largest norms": dict(largest),
     }
 
 
-def say_number(value: float) -> float | str:
-    """JSON has no NaN and no infinity, and here they are what it is about."""
+def _json_number(value: float) -> float | str:
+    """JSON has no NaN and no infinity: they become text."""
     return value if math.isfinite(value) else str(value)
 
 
 def diagnose(
-    error: Diverged, step: int, total: int, recipe: Resolved, learner: Learner, kept: Checkpoint | None
+    error: Diverged, step: int, total: int, recipe: Resolved, learner: Learner, latest: Checkpoint | None
 ) -> tuple[str, dict[str, Any]]:
-    """One line, and the whole of it: where it was, and which of its numbers are none."""
-    left = "there is no checkpoint yet" if kept is None else f"the checkpoint before it, {kept.path.name}, is kept"
+    """Returns one line for the user, and a record: step, losses, and which tensors are NaN or inf."""
+    left = "there is no checkpoint yet" if latest is None else f"the last checkpoint, {latest.path.name}, is kept"
     mixed = " or --precision fp32" if recipe.precision in ("fp16", "bf16") else ""
     remedy = f"train with a lower --lr than {recipe.lr:g}{mixed}, in another --out"
     about = {
@@ -49,18 +49,18 @@ def diagnose(
         "after step": step,
         "of steps": total,
         "epoch": step * recipe.epochs // total,
-        "losses": {name: say_number(loss) for name, loss in error.losses.items()},
+        "losses": {name: _json_number(loss) for name, loss in error.losses.items()},
         "lr": learner.optimiser.param_groups[0]["lr"],
         "precision": recipe.precision,
         "loss scale": learner.scaler.get_scale() if learner.scaler.is_enabled() else None,
-        **describe_numbers(learner.encoders.state_dict()),
+        **_describe_tensors(learner.encoders.state_dict()),
         "what to do": remedy,
     }
     return f"{error} after step {step} of {total}; {left}; {remedy}", about
 
 
 def write_diagnosis(folder: RunFolder, about: dict[str, Any], index: Sequence[int], paths: Sequence[str]) -> str:
-    """Write it with the images that were seen last; returns where it is, or nothing where there was no room."""
+    """Writes the record with the images of the last batch; returns where, or "" where the disk is full."""
     try:
         folder.save_divergence(about | {"batch": {"index": list(index), "path": [paths[i] for i in index]}})
     except FullDisk:

@@ -1,4 +1,4 @@
-"""The numbers of a run: what a line says of a step or an epoch, and how it is written. How fast a run goes."""
+"""The lines of metrics.jsonl: of a step, of an epoch; and throughput."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cmsf.analysis.pseudo_labels import summarise_guesses
 from cmsf.method.losses import LossOutput
 
 
-def step_line(epoch: int, outcome: LossOutput, seen: Neighbourhood | None, variety: Variety) -> dict[str, Any]:
-    looked = {} if seen is None else _summary(seen)
-    return {"epoch": epoch, **outcome.plain(), **looked, **asdict(variety)}
+def step_line(epoch: int, output: LossOutput, inspected: Neighbourhood | None, variety: Variety) -> dict[str, Any]:
+    neighbourhood = {} if inspected is None else _summary(inspected)
+    return {"epoch": epoch, **output.plain(), **neighbourhood, **asdict(variety)}
 
 
 @dataclass
 class EpochTotals:
-    """What an epoch's line is made of; it goes into mid-epoch checkpoints, so that no part of an epoch is lost."""
+    """Accumulates the line of an epoch; it goes into mid-epoch checkpoints, so that no part of an epoch is lost."""
 
     losses: dict[str, list[float | Tensor]] = field(default_factory=dict)
     unconstrained: list[float] = field(default_factory=list)
@@ -35,26 +35,26 @@ class EpochTotals:
     effective_ranks: list[float] = field(default_factory=list)
     guesses: list[int] | Int[Tensor, " counts"] = field(default_factory=list)
 
-    def add(self, outcome: LossOutput) -> None:
-        # Kept where they are: no step waits for the device just to be counted.
-        for name, loss in _losses(outcome).items():
+    def add(self, output: LossOutput) -> None:
+        # Kept on the device: no step waits for it just to be counted.
+        for name, loss in _losses(output).items():
             self.losses.setdefault(name, []).append(loss)
 
     def add_guesses(self, counts: Int[Tensor, " counts"]) -> None:
         self.guesses = counts if not len(self.guesses) else torch.as_tensor(self.guesses).to(counts) + counts
 
-    def add_seen(self, seen: Neighbourhood | None, variety: Variety) -> None:
+    def add_inspected(self, neighbourhood: Neighbourhood | None, variety: Variety) -> None:
         self.spreads.append(variety.spread)
         self.effective_ranks.append(variety.effective_rank)
-        if seen is not None:
-            self.unconstrained += seen.unconstrained.tolist()
-        if seen is not None and seen.chosen:
-            self.constrained += seen.constrained.tolist()
-            self.as_far += seen.as_far.tolist()
-            self.ranks += seen.rank.tolist()
+        if neighbourhood is not None:
+            self.unconstrained += neighbourhood.unconstrained.tolist()
+        if neighbourhood is not None and neighbourhood.chosen:
+            self.constrained += neighbourhood.constrained.tolist()
+            self.as_far += neighbourhood.as_far.tolist()
+            self.ranks += neighbourhood.rank.tolist()
 
     def line(self, epoch: int) -> dict[str, Any]:
-        """Losses over all steps; purity, ranks and variety over the queries of the steps that were looked at."""
+        """Returns means: losses over all steps; purity, ranks and variety over the queries of the logged steps."""
         return {
             "epoch": epoch,
             **{name: math.fsum(map(float, values)) / len(values) for name, values in self.losses.items()},
@@ -74,38 +74,35 @@ class EpochTotals:
         return {**_summary(pooled), "rank_histogram": histogram(ranks)}
 
     @classmethod
-    def of(cls, plain: Any) -> EpochTotals:
-        """What `plain` gave, or ValueError."""
-        if not isinstance(plain, dict) or plain.keys() != {each.name for each in fields(cls)}:
-            raise ValueError("these are no totals")
-        losses = plain["losses"]
-        columns = [plain[name] for name in plain if name != "losses"]
+    def from_state(cls, state: Any) -> EpochTotals:
+        """Restores what `state_dict` returned, or raises ValueError."""
+        if not isinstance(state, dict) or state.keys() != {field.name for field in fields(cls)}:
+            raise ValueError("its totals have other entries")
+        losses = state["losses"]
+        columns = [state[name] for name in state if name != "losses"]
         if not isinstance(losses, dict) or not all(_are_numbers(column) for column in (*losses.values(), *columns)):
-            raise ValueError("these totals are no numbers")
-        return cls(**plain)
+            raise ValueError("its totals are not numbers")
+        return cls(**state)
 
-    def plain(self) -> dict[str, Any]:
-        losses = {name: [float(loss) for loss in kept] for name, kept in self.losses.items()}
+    def state_dict(self) -> dict[str, Any]:
+        losses = {name: [float(loss) for loss in values] for name, values in self.losses.items()}
         return asdict(self) | {"losses": losses, "guesses": torch.as_tensor(self.guesses).tolist()}
 
 
-def _losses(outcome: LossOutput) -> dict[str, Tensor]:
-    parts = {f"loss_{name}": part.detach() for name, part in outcome.parts.items()}
-    return {"loss": outcome.loss.detach()} | parts
+def _losses(output: LossOutput) -> dict[str, Tensor]:
+    parts = {f"loss_{name}": part.detach() for name, part in output.parts.items()}
+    return {"loss": output.loss.detach()} | parts
 
 
-def _summary(seen: Neighbourhood) -> dict[str, float]:
-    """Mean purities, and mean and median (of the middle two, the mean) rank of the k-th constrained neighbour.
-
-    How pure as many of the bank's nearest are is asked by each step that is looked at for its own queries' median.
-    """
-    everywhere = {"purity_unconstrained": float(seen.unconstrained.nanmean())}
-    if not seen.chosen:
-        return everywhere
-    ranks = seen.rank.double()
-    return everywhere | {
-        "purity_constrained": float(seen.constrained.nanmean()),
-        "purity_as_far": float(seen.as_far.nanmean()),
+def _summary(neighbourhood: Neighbourhood) -> dict[str, float]:
+    """Returns mean purities, and the mean and median rank of the k-th constrained neighbour."""
+    unconstrained = {"purity_unconstrained": float(neighbourhood.unconstrained.nanmean())}
+    if not neighbourhood.chosen:
+        return unconstrained
+    ranks = neighbourhood.rank.double()
+    return unconstrained | {
+        "purity_constrained": float(neighbourhood.constrained.nanmean()),
+        "purity_as_far": float(neighbourhood.as_far.nanmean()),
         "rank_mean": float(ranks.mean()),
         "rank_median": _median(ranks),
     }
@@ -126,8 +123,8 @@ def _are_numbers(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) in (int, float) for value in values)
 
 
-class Pace:
-    """Since some step."""
+class Throughput:
+    """Measures the speed since a step."""
 
     def __init__(self, step: int) -> None:
         self.first, self.start = step, time.monotonic()
@@ -136,7 +133,7 @@ class Pace:
         return round((step - self.first) * batch_size / self._seconds, 1)
 
     def share(self, seconds: float) -> float:
-        """How much of the time that was."""
+        """Returns the share of the time since then."""
         return round(seconds / self._seconds, 4)
 
     @property

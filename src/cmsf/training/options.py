@@ -1,4 +1,4 @@
-"""What a run does against misfortune: choices of the machine's owner, which change no result."""
+"""Options of training that change no result."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ OnCollapse = Literal["warn", "stop"]
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """checkpoint_minutes: so long after a checkpoint there is another, in the middle of an epoch too; 0: never.
-    on_full_disk: whether training stops where there is no room for a checkpoint or a line of the log.
-    on_collapse: what is done when the embeddings of all images become the same."""
+    """checkpoint_minutes: the longest time between checkpoints, within an epoch too; 0: at ends of epochs only.
+    on_full_disk: whether to stop where there is no room for a checkpoint or a line of the log.
+    on_collapse: what to do when the embeddings of all images become the same."""
 
     checkpoint_minutes: float = 15
     on_full_disk: OnFullDisk = "stop"

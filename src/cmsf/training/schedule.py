@@ -1,4 +1,4 @@
-"""Learning rate and target momentum as functions of the step alone, so that a resumed run needs no state for them."""
+"""Learning rate and target momentum: functions of the step alone, so a resumed run needs no state for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Schedule:
         return self.recipe.epochs * self.steps_per_epoch
 
     def lr(self, step: int) -> float:
-        """A straight rise over the warm-up; over the rest a cosine to zero, or a tenth of it after each third."""
+        """Linear warm-up, then a cosine to zero, or a tenth of the rate after each third."""
         warmup = self.recipe.warmup_epochs * self.steps_per_epoch
         if step < warmup:
             return self.recipe.lr * (step + 1) / warmup
@@ -28,11 +28,11 @@ class Schedule:
         )
 
     def target_momentum(self, step: int) -> float:
-        """A cosine from its first to its last value."""
+        """A cosine from `target_momentum` to `target_momentum_end`."""
         first, last = self.recipe.target_momentum, self.recipe.target_momentum_end
         return last + (first - last) * _cosine(step / self.total)
 
 
-def _cosine(share: float) -> float:
+def _cosine(progress: float) -> float:
     """1 at the start, 0 at the end."""
-    return 0.5 * (1 + math.cos(math.pi * share))
+    return 0.5 * (1 + math.cos(math.pi * progress))

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: heeded between two steps or in the middle of an evaluation, after a checkpoint."""
+"""SIGINT and SIGTERM: handled between two steps or in the middle of an evaluation, after a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 from cmsf.utils.errors import Interrupted
 
-_THE_SAME = 2.0
-"""Within so many seconds, two signals are one that came by two ways."""
+_DUPLICATE_SECONDS = 2.0
+"""Two signals within this time are one that arrived twice."""
 
 
 class Stopped(Exception):
-    """A signal ended the run; the same command goes on from there.
+    """A signal ended the run; the same command resumes it.
 
     saved: whether there was room for a checkpoint.
     """
@@ -26,44 +26,43 @@ class Stopped(Exception):
         self.signal_number, self.saved = signal_number, saved
 
 
-class Caught:
-    """While it is entered, SIGINT and SIGTERM wait until the step is done; a second Ctrl-C ends the process at once.
+class SignalHandler:
+    """Defers SIGINT and SIGTERM until the step is done; a second Ctrl-C, a while later, ends the process at once.
 
-    A second one that comes a while later, that is, and not SIGTERM: a scheduler sends that to a launcher and to the
-    processes that it started, and the launcher hands it on.
+    A second SIGTERM does not: a scheduler sends it to a launcher and to its processes, and the launcher passes it on.
 
-    signal_number: the first that came; 0 for none.
+    signal_number: the first signal received; 0 for none.
     """
 
     def __init__(self) -> None:
         self.signal_number, self._first = 0, 0.0
-        self._interrupts = False
+        self._interruptible = False
         self._previous: dict[signal.Signals, Any] = {}
 
     @contextmanager
-    def interrupting(self) -> Iterator[None]:
-        """What is done in here may take long and be broken off anywhere: it changes nothing that is not done again."""
-        self._interrupts = True
+    def interruptible(self) -> Iterator[None]:
+        """Work in here takes long, and a signal raises Interrupted at once: a resumed run does it again."""
+        self._interruptible = True
         try:
             if self.signal_number:
                 raise Interrupted(self.signal_number)
             yield
         finally:
-            self._interrupts = False
+            self._interruptible = False
 
-    def _catch(self, signal_number: int, frame: FrameType | None) -> None:
+    def _handle(self, signal_number: int, frame: FrameType | None) -> None:
         again = bool(self.signal_number)
-        if again and signal_number == signal.SIGINT and time.monotonic() - self._first > _THE_SAME:
+        if again and signal_number == signal.SIGINT and time.monotonic() - self._first > _DUPLICATE_SECONDS:
             raise KeyboardInterrupt
         if not again:
             self.signal_number, self._first = signal_number, time.monotonic()
-            if self._interrupts:
+            if self._interruptible:
                 raise Interrupted(signal_number)
 
-    def __enter__(self) -> Caught:
-        for each in (signal.SIGINT, signal.SIGTERM):
+    def __enter__(self) -> SignalHandler:
+        for number in (signal.SIGINT, signal.SIGTERM):
             try:
-                self._previous[each] = signal.signal(each, self._catch)
+                self._previous[number] = signal.signal(number, self._handle)
             except ValueError:  # not in the main thread: whoever owns the process handles its signals
                 break
         return self

@@ -1,4 +1,4 @@
-"""The loop: order, schedules, logs, evaluation, checkpoints, signals. What a step does is the learner's business."""
+"""The training loop: batches, schedules, log, validation, checkpoints, signals. A step itself is the learner's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from cmsf.analysis.collapse import RANK_FLOOR, CollapseWatch, Variety
 from cmsf.analysis.figures.gallery import draw_neighbours
@@ -21,17 +21,17 @@ from cmsf.method.learner import Diverged, Learner
 from cmsf.method.losses import LossOutput
 from cmsf.method.rows import Rows
 from cmsf.recipes.recipe import Resolved
-from cmsf.runs.checkpoint import Damaged
+from cmsf.runs.checkpoint import CorruptCheckpoint
 from cmsf.runs.classifier_folder import ClassifierFolder
 from cmsf.runs.folder import RunFolder
 from cmsf.runs.log import MetricsLog, SilentLog
 from cmsf.training.batches import BatchSampler
-from cmsf.training.checkpointer import Keeper, Saver
+from cmsf.training.checkpointer import Checkpointer
 from cmsf.training.divergence import diagnose, write_diagnosis
-from cmsf.training.metrics import EpochTotals, Pace, step_line
+from cmsf.training.metrics import EpochTotals, Throughput, step_line
 from cmsf.training.options import TrainingOptions
 from cmsf.training.schedule import Schedule
-from cmsf.training.signals import Caught, Stopped
+from cmsf.training.signals import SignalHandler, Stopped
 from cmsf.training.validation import Validator
 from cmsf.utils.errors import BadInput, FailedElsewhere, Interrupted
 from cmsf.utils.files import FullDisk
@@ -40,7 +40,7 @@ from cmsf.utils.screen import Screen
 
 
 class Trainer:
-    """A learner on its way from its newest checkpoint, or from the start, to its recipe's end."""
+    """Trains a learner from its latest checkpoint, or from the start, to the last epoch of its recipe."""
 
     def __init__(
         self,
@@ -50,244 +50,256 @@ class Trainer:
         folder: RunFolder,
         screen: Screen,
         workers: int,
-        precautions: TrainingOptions = TrainingOptions(),
+        options: TrainingOptions = TrainingOptions(),
         after_epoch: Callable[[], None] = lambda: None,
     ) -> None:
-        """after_epoch: what else is done by the first process when the log has said what there is to say of one."""
+        """after_epoch: called by the main process once an epoch is logged."""
         self.recipe, self.learner, self.data, self.folder, self.screen = recipe, learner, data, folder, screen
-        self.workers, self.on_collapse, self.world = workers, precautions.on_collapse, learner.world
-        self.after_epoch = after_epoch
+        self.workers, self.options, self.world, self.after_epoch = workers, options, learner.world, after_epoch
         self.device = learner.bank.index.device
         self.truth = data.train.truth.to(self.device)
         self.true_label = data.as_label(data.train.truth).to(self.device)
-        self.reading = BatchSampler(recipe, data, self.world)
-        self.steps_per_epoch = self.reading.steps_per_epoch
+        self.sampler = BatchSampler(recipe, data, self.world)
+        self.steps_per_epoch = self.sampler.steps_per_epoch
         self.schedule = Schedule(recipe, self.steps_per_epoch)
-        self.judge = Validator(recipe, learner.encoders, data, self.device, workers)
-        self.caught = Caught()
+        self.validator = Validator(recipe, learner.encoders, data, self.device, workers)
+        self.signals = SignalHandler()
         self.step, self.totals, self.metrics_length = 0, EpochTotals(), 0
-        self.watch = CollapseWatch(0.0 if learner.objective.learns_from_labels else RANK_FLOOR)
-        self.seen_last = torch.empty(0, dtype=torch.int64)  # the images of the last batch
-        self.saver = Saver(folder.checkpoints, recipe, learner)
-        if self.world.fail_together(lambda: self.saver.go_back(self._take_up, screen.print)):
-            screen.print(f"going on from step {self.step} of {self.schedule.total}")
+        self.collapse = CollapseWatch(0.0 if learner.objective.learns_from_labels else RANK_FLOOR)
+        self.last_index = torch.empty(0, dtype=torch.int64)  # the images of the last batch
+        self.checkpointer = Checkpointer(folder.checkpoints, recipe, learner, screen.print, options)
+        if self.world.fail_together(lambda: self.checkpointer.load_latest(self._load_progress)):
+            screen.print(f"resuming from step {self.step} of {self.schedule.total}")
         elif folder.metrics_file.exists() and folder.metrics_file.stat().st_size:
-            screen.print("there is no checkpoint, so it begins again at step 0")
+            screen.print("there is no checkpoint, so training begins again at step 0")
         self.world.check_same(self.step, "a checkpoint of step")
         self.log: MetricsLog | SilentLog = SilentLog()
         if self.world.is_main:
             self.log = MetricsLog(folder.metrics_file, folder.tensorboard, self.metrics_length, self.step, screen.print)
-        self.keeper = Keeper(self.saver, self.log, self.world, precautions, screen.print, self.step)
-        self.since_log = self.since_epoch = Pace(self.step)
+        self.since_log = self.since_epoch = Throughput(self.step)
 
-    def _take_up(self, progress: dict[str, Any]) -> None:
-        """Go on from what was saved beside the learner, or Damaged."""
+    def _load_progress(self, progress: dict[str, Any]) -> None:
+        """Restores what `_save_checkpoint` stored beside the learner, or raises CorruptCheckpoint."""
         try:
-            totals = EpochTotals.of(progress["totals"])
-            self.watch.go_on(progress["watch"])
+            totals = EpochTotals.from_state(progress["totals"])
+            self.collapse.go_on(progress["watch"])
             step, length = progress["step"], progress["metrics_length"]
             if type(length) is not int or length < 0 or not 0 < step <= self.schedule.total:
-                raise ValueError(f"step {step} is none of {self.schedule.total}")
+                raise ValueError(f"step {step} is not one of {self.schedule.total}")
         except (ValueError, KeyError) as error:
-            raise Damaged(str(error)) from None
+            raise CorruptCheckpoint(str(error)) from None
         self.step, self.totals, self.metrics_length = step, totals, length
 
-    def run(self) -> None:
+    def fit(self) -> None:
+        """Trains to the end and writes the backbone, or raises what stopped it after saving a checkpoint."""
         panel = self.screen.progress(
             self.recipe.name, self.recipe.epochs, self.schedule.total, self.step, self.log.epochs
         )
-        with self.log, panel, self.caught, self.saver:
+        with self.log, panel, self.signals, self.checkpointer:
             try:
-                self._go_on_or_save()
+                self._train_or_save()
             except Diverged as error:
                 message = self._diagnose(error)
                 raise BadInput(message) if self.world.is_main else FailedElsewhere(message) from None
         try:
-            with self.caught:
-                self.world.fail_together(self._finish)
+            with self.signals:
+                self.world.fail_together(self._save_results)
         except Interrupted as error:
-            raise Stopped(error.signal_number, saved=self.keeper.kept == self.step) from None
+            raise Stopped(error.signal_number, saved=self.checkpointer.saved_step == self.step) from None
         except FailedElsewhere:
             raise
         except FullDisk as error:
-            raise FullDisk(f"{error}, and {self.keeper.resumes()}") from None
+            raise FullDisk(f"{error}, and {self.checkpointer.resume_hint()}") from None
 
-    def _go_on_or_save(self) -> None:
-        """To the end; what stops it on the way there leaves a checkpoint, if there is room."""
+    def _train_or_save(self) -> None:
+        """Trains to the end; whatever stops it before leaves a checkpoint, if there is room."""
         try:
-            self._go_on()
-            with self.keeper.room_or_none():
-                self.keeper.wait()
+            self._train()
+            with self.checkpointer.full_disk_policy():
+                self.checkpointer.wait()
             self.world.fail_together(self.log.synced_length)
-            self.keeper.settle()
+            self.checkpointer.finish()
         except Interrupted as error:
-            raise Stopped(error.signal_number, saved=self._save_and_wait()) from None
-        except Diverged:  # of which there is nothing to save
+            raise Stopped(error.signal_number, saved=self._save_last_checkpoint()) from None
+        except Diverged:  # its weights are not worth saving
             raise
         except FailedElsewhere as error:
             if not isinstance(error, FullDisk):
-                self._save_and_wait()
+                self._save_last_checkpoint()
             raise
         except FullDisk as error:
-            raise FullDisk(f"{error}, and {self.keeper.resumes()}") from None
-        except BadInput as error:  # such as an image that cannot be read, at the first time it is asked for
-            self._save_and_wait()
-            elsewhere = ", in another --out; once it is mended" if isinstance(error, Unreadable) else ""
-            raise BadInput(f"{error}{elsewhere}, {self.keeper.resumes()}") from None
+            raise FullDisk(f"{error}, and {self.checkpointer.resume_hint()}") from None
+        except BadInput as error:  # such as an image that cannot be read
+            self._save_last_checkpoint()
+            elsewhere = ", in another --out; once it is repaired" if isinstance(error, Unreadable) else ""
+            raise BadInput(f"{error}{elsewhere}, {self.checkpointer.resume_hint()}") from None
 
-    def _finish(self) -> None:
-        """What is left when all is learned, which the first process does."""
-        if not self.world.is_main:
-            return
-        with self.caught.interrupting():
-            self.folder.save_backbone(self.backbone)
-            self.judge.save_classifier(ClassifierFolder(self.folder.path))
-            self.folder.divergence_file.unlink(missing_ok=True)  # it went better this time
-            picture = self.folder.neighbours_picture
-            draw_neighbours(
-                self.backbone, self.data, self.recipe.size, self.device, picture, self.recipe.seed, self.workers
-            )
-
-    def _go_on(self) -> None:
-        done, position = divmod(self.step, self.steps_per_epoch)
-        if position == 0 and self.totals.losses:  # it was stopped by what it met at the end of an epoch
-            self._end_epoch(done)
-        for batch, support in self.reading.batches(
+    def _train(self) -> None:
+        epochs, position = divmod(self.step, self.steps_per_epoch)
+        if position == 0 and self.totals.losses:  # it was stopped during the validation of this epoch
+            self._end_epoch(epochs)
+        for batch, support in self.sampler.batches(
             self.step, self.learner.crops, self.device, self.workers, self.screen.print
         ):
-            self._learn(batch, support)
-            done, position = divmod(self.step, self.steps_per_epoch)
-            stopped, due, failed = self.world.all_reduce_max(
-                self.caught.signal_number, self.keeper.overdue(), self.saver.failed
+            self._train_step(batch, support)
+            epochs, position = divmod(self.step, self.steps_per_epoch)
+            stopped, save, failed = self.world.all_reduce_max(
+                self.signals.signal_number, self.checkpointer.is_due(), self.checkpointer.failed
             )
-            if stopped:  # before an evaluation, which would take its time, and is made up for
+            if stopped:  # before a validation, which takes long and is made up for by the resumed run
                 raise Interrupted(stopped)
             if position == 0:
-                self._check_finite()  # before anybody takes features of such a network
-                self._end_epoch(done)
-                due = due or done % self.recipe.checkpoint_every == 0 or done == self.recipe.epochs
+                self._check_finite()  # before the network is validated
+                self._end_epoch(epochs)
+                save = save or epochs % self.recipe.checkpoint_every == 0 or epochs == self.recipe.epochs
             if failed:
-                with self.keeper.room_or_none():
-                    self.keeper.wait()
-            if due:
-                with self.keeper.room_or_none():
+                with self.checkpointer.full_disk_policy():
+                    self.checkpointer.wait()
+            if save:
+                with self.checkpointer.full_disk_policy():
                     self._check_finite()
-                    self.keeper.save(*self._so_far())
+                    self._save_checkpoint()
 
-    def _check_finite(self) -> None:
-        (broken,) = self.world.all_reduce_max(not self.learner.encoders.finite())
-        if broken:
-            raise Diverged("the weights are no numbers")
-
-    def _so_far(self) -> tuple[int, dict[str, Any], bool]:
-        """The step, what is saved beside the learner, and whether an epoch is over."""
-        progress = {"totals": self.totals.plain(), "watch": self.watch.plain()}
-        return self.step, progress, self.step % self.steps_per_epoch == 0
-
-    def _save_and_wait(self) -> bool:
-        self._check_finite()
-        return self.keeper.save_and_wait(*self._so_far())
-
-    def _diagnose(self, error: Diverged) -> str:
-        self.keeper.settle()
-        index = self.world.gather(self.seen_last).tolist()
-        message, about = diagnose(error, self.step, self.schedule.total, self.recipe, self.learner, self.saver.newest)
-        where = write_diagnosis(self.folder, about, index, self.data.train.paths) if self.world.is_main else ""
-        return message + where
-
-    @property
-    def backbone(self) -> nn.Module:
-        return self.learner.encoders.online.backbone
-
-    def _learn(self, batch: Batch, support: Batch | None) -> None:
-        """One step, and its line in the log where one is due."""
+    def _train_step(self, batch: Batch, support: Batch | None) -> None:
         epoch, position = divmod(self.step, self.steps_per_epoch)
         # Before the step that needs it, and not after the one that is done: so a resumed run does it too.
         if self.step and position in (0, self.steps_per_epoch // 2):
-            if self.learner.shuffles:  # each process has statistics of its own, of which the first one's count
+            if self.learner.shuffles:  # BatchNorm statistics differ between processes; the main one's count
                 self.world.broadcast(self.learner.encoders)
             self.learner.knowledge.refresh(self._embed_clean)
         lr, momentum = self.schedule.lr(self.step), self.schedule.target_momentum(self.step)
         for group in self.learner.optimiser.param_groups:
             group["lr"] = lr
-        self.seen_last = batch.index
-        query, outcome = self.learner.step(batch, momentum, support)
-        self.totals.add(outcome)
-        guess = outcome.guess or self.learner.knowledge.guess
+        self.last_index = batch.index
+        query, output = self.learner.step(batch, momentum, support)
+        self.totals.add(output)
+        guess = output.guess or self.learner.knowledge.guess
         if guess is not None:
             self.totals.add_guesses(count_guesses(guess, self.true_label))
         self.step += 1
         if self.step % self.recipe.log_every and position < self.steps_per_epoch - 1:
             self.screen.reach(self.step)
         else:
-            seen, variety = self._look(query, outcome), Variety.of(query.embedding)
-            self.totals.add_seen(seen, variety)
-            line = step_line(epoch, outcome, seen, variety) | {"lr": lr, "target_momentum": momentum}
-            line["images_per_second"] = self.since_log.images_per_second(self.step, self.recipe.batch_size)
-            with self.keeper.room_or_none():
-                self.world.fail_together(lambda: self.log.write("step", self.step, line))
-            self.screen.step(self.step, line)
-            self.since_log = Pace(self.step)
-            if epoch > 0:  # a network may start with embeddings that are all alike
-                self._heed_collapse(self.watch.look(variety))
+            self._log_step(epoch, query, output, {"lr": lr, "target_momentum": momentum})
 
-    def _heed_collapse(self, message: str | None) -> None:
-        if message is not None and self.on_collapse == "stop":
-            # All processes see it, and the first one says so.
-            raise (BadInput if self.world.is_main else FailedElsewhere)(
-                f"{message} after step {self.step} of {self.schedule.total}; train with a lower --lr or "
-                "--weight-decay, in another --out; with --on-collapse warn"
-            )
-        if message is not None:
-            self.watch.said = True
-            self.screen.print(
-                f"WARNING: {message}: what is learned from here on is worth little (--on-collapse stop stops)"
-            )
+    def _log_step(self, epoch: int, query: Rows, output: LossOutput, schedules: dict[str, float]) -> None:
+        neighbourhood, variety = self._inspect(query, output), Variety.of(query.embedding)
+        self.totals.add_inspected(neighbourhood, variety)
+        line = step_line(epoch, output, neighbourhood, variety) | schedules
+        line["images_per_second"] = self.since_log.images_per_second(self.step, self.recipe.batch_size)
+        with self.checkpointer.full_disk_policy():
+            self.world.fail_together(lambda: self.log.write("step", self.step, line))
+        self.screen.step(self.step, line)
+        self.since_log = Throughput(self.step)
+        if epoch > 0:  # a network may start with embeddings that are all alike
+            self._check_collapse(variety)
 
-    def _look(self, query: Rows, outcome: LossOutput) -> Neighbourhood | None:
-        """Purity and ranks of the neighbours that the objective chooses, or could; None where it has no bank."""
-        watched, bank, neighbours = self.learner.objective.watched, self.learner.bank, outcome.neighbours
+    def _end_epoch(self, epochs: int) -> None:
+        """Validates, if that is due, and logs the epoch; epochs: how many are over."""
+        line = self.totals.line(epochs - 1)
+        line["lr"] = self.schedule.lr(self.step - 1)
+        line["images_per_second"] = self.since_epoch.images_per_second(self.step, self.recipe.batch_size)
+        if self.learner.knowledge.guess is not None:
+            line["pseudo_cost"] = self.since_epoch.share(self.learner.knowledge.seconds)
+        if self.validator.is_due(epochs):
+            line |= self.world.fail_together(self._validate)
+        with self.checkpointer.full_disk_policy():
+            self.world.fail_together(lambda: self.log.write("epoch", self.step, line))
+        self.screen.epoch(line)
+        self.totals = EpochTotals()
+        self.since_log = self.since_epoch = Throughput(self.step)
+        self.learner.knowledge.seconds = 0.0
+        if self.world.is_main:
+            self.after_epoch()
+
+    def _validate(self) -> dict[str, float]:
+        """Validates in the main process; the others wait for it."""
+        if not self.world.is_main:
+            return {}
+        with self.signals.interruptible():
+            return self.validator.validate()
+
+    def _inspect(self, query: Rows, output: LossOutput) -> Neighbourhood | None:
+        """Returns purity and ranks of the neighbours that the loss chooses, or could; None where it has no bank."""
+        watched, bank, neighbours = self.learner.objective.watched, self.learner.bank, output.neighbours
         if watched is None:
             return None
         if neighbours is None:
             neighbours = bank.find(query, watched.constraint, watched.k, watched.include_query)
-        seen = inspect(query, bank, watched.constraint, neighbours, self.truth, watched.include_query)
-        return replace(seen, chosen=self.learner.objective.chooses)
+        neighbourhood = inspect(query, bank, watched.constraint, neighbours, self.truth, watched.include_query)
+        return replace(neighbourhood, chosen=self.learner.objective.chooses)
 
     def _embed_clean(self, index: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
-        """The target's embeddings of clean views, by the statistics it has gathered and without adding to them."""
+        """Returns the target's embeddings of clean views, by its running BatchNorm statistics."""
         encoders, images = self.learner.encoders, self.data.train.subset(index.cpu())
         assert encoders.target is not None
         with in_eval_mode(encoders.target):
             views = clean_views(images, self.recipe.size, self.device, self.workers)
 
-            def work() -> Float[Tensor, "m d"]:
-                with self.caught.interrupting():
-                    watched = track(views, "labelled images", batch_count(images))
-                    return torch.cat([encoders.embed(some).embedding for some in watched])
+            def embed() -> Float[Tensor, "m d"]:
+                with self.signals.interruptible():
+                    batches = track(views, "labelled images", batch_count(images))
+                    return torch.cat([encoders.embed(batch).embedding for batch in batches])
 
-            return self.world.fail_together(work)
+            return self.world.fail_together(embed)
 
-    def _judge(self) -> dict[str, float]:
-        """By the first process; the others wait for it."""
+    def _check_finite(self) -> None:
+        (broken,) = self.world.all_reduce_max(not self.learner.encoders.finite())
+        if broken:
+            raise Diverged("the weights are NaN or inf")
+
+    def _check_collapse(self, variety: Variety) -> None:
+        message = self.collapse.look(variety)
+        if message is None:
+            return
+        if self.options.on_collapse == "stop":
+            # All processes see it, and the main one reports it.
+            raise (BadInput if self.world.is_main else FailedElsewhere)(
+                f"{message} after step {self.step} of {self.schedule.total}; train with a lower --lr or "
+                "--weight-decay, in another --out; with --on-collapse warn"
+            )
+        self.collapse.said = True
+        self.screen.print(f"WARNING: {message}: further training is worth little (--on-collapse stop stops)")
+
+    def _diagnose(self, error: Diverged) -> str:
+        self.checkpointer.finish()
+        index = self.world.gather(self.last_index).tolist()
+        message, about = diagnose(
+            error, self.step, self.schedule.total, self.recipe, self.learner, self.checkpointer.latest
+        )
+        where = write_diagnosis(self.folder, about, index, self.data.train.paths) if self.world.is_main else ""
+        return message + where
+
+    def _save_checkpoint(self) -> None:
+        self.checkpointer.wait()
+        length = self.world.fail_together(self.log.synced_length)
+        progress = {
+            "totals": self.totals.state_dict(),
+            "watch": self.collapse.plain(),
+            "step": self.step,
+            "metrics_length": length,
+        }
+        self.checkpointer.save(self.step, progress, full_cache=self.step % self.steps_per_epoch == 0)
+
+    def _save_last_checkpoint(self) -> bool:
+        """Saves before an exit that happens anyway; returns whether there was room."""
+        self._check_finite()
+        self.checkpointer.finish()
+        try:
+            self._save_checkpoint()
+        except FullDisk as error:
+            self.screen.print(str(error))
+        self.checkpointer.finish()
+        return self.checkpointer.saved_step == self.step
+
+    def _save_results(self) -> None:
+        """Writes the backbone, its classifier and the picture of neighbours, in the main process."""
         if not self.world.is_main:
-            return {}
-        with self.caught.interrupting():
-            return self.judge()
-
-    def _end_epoch(self, done: int) -> None:
-        line = self.totals.line(done - 1)
-        line["lr"] = self.schedule.lr(self.step - 1)
-        line["images_per_second"] = self.since_epoch.images_per_second(self.step, self.recipe.batch_size)
-        if self.learner.knowledge.guess is not None:
-            line["pseudo_cost"] = self.since_epoch.share(self.learner.knowledge.seconds)
-        if self.judge.due(done):
-            line |= self.world.fail_together(self._judge)
-        with self.keeper.room_or_none():
-            self.world.fail_together(lambda: self.log.write("epoch", self.step, line))
-        self.screen.epoch(line)
-        self.totals = EpochTotals()
-        self.since_log = self.since_epoch = Pace(self.step)
-        self.learner.knowledge.seconds = 0.0
-        if self.world.is_main:
-            self.after_epoch()
+            return
+        with self.signals.interruptible():
+            backbone = self.learner.encoders.online.backbone
+            self.folder.save_backbone(backbone)
+            self.validator.save_classifier(ClassifierFolder(self.folder.path))
+            self.folder.divergence_file.unlink(missing_ok=True)  # of an attempt before this one
+            picture = self.folder.neighbours_picture
+            draw_neighbours(backbone, self.data, self.recipe.size, self.device, picture, self.recipe.seed, self.workers)

@@ -1,4 +1,4 @@
-"""What a run says of its network while it trains: k-NN, and the classifier that may be trained along."""
+"""Validates a network while it trains: k-NN, and the classifier that may be trained along."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ class Validator:
         self.backbone, self.head = encoders.online.backbone, encoders.classifier
         self.features = FeatureExtractor(self.backbone, recipe.size, device, workers)
 
-    def due(self, epochs: int) -> bool:
-        """Whether the network is judged after so many epochs."""
+    def is_due(self, epochs: int) -> bool:
+        """Whether to validate after so many epochs."""
         every = self.recipe.evaluate_every
         return can_judge(self.data) and (epochs == self.recipe.epochs or bool(every and epochs % every == 0))
 
-    def __call__(self) -> dict[str, float]:
-        with progress_prefix("judging"):
+    def validate(self) -> dict[str, float]:
+        """Returns accuracies in per cent on the test images, by name."""
+        with progress_prefix("validation"):
             figures = evaluate_knn(self.features, self.data).accuracy | self._classifier()
         groups = {"classifier_groups": len(self.data.label_names)} if self.data.groups else {}
         return figures | (groups if "classifier" in figures else {})
 
     def _classifier(self) -> dict[str, float]:
-        """How often the classifier that is trained along is right on test images; nothing where there is none."""
+        """Returns the accuracy of the classifier that is trained along; empty where there is none."""
         held_out = HeldOut.of(self.data)
         if self.head is None or held_out is None:
             return {}
