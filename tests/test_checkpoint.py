@@ -343,7 +343,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_waits_for_i
             if step == 8:  # the next checkpoint is due after this step
                 go.set()
 
-    monkeypatch.setattr(checkpoint, "write", slow)
+    monkeypatch.setattr(checkpoint, "save", slow)
     run = cmsf.train("msf-small", bars, tmp_path / "run", screen=Watch(0, 0), **TINY)
     assert [step for step, written in steps if not written] == [2, 4, 6, 8]
     assert "step-00000008.json" in files(run)

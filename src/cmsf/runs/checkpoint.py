@@ -23,7 +23,15 @@ from cmsf.method.learner import Learner
 from cmsf.models.weights import fill
 from cmsf.recipes.recipe import Resolved
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import HashedFile, atomic_write, check_regular_file, make_folder, read_json, file_sha256, write_text
+from cmsf.utils.files import (
+    HashedFile,
+    atomic_write,
+    check_regular_file,
+    file_sha256,
+    make_folder,
+    read_json,
+    write_text,
+)
 
 _KEPT = 3
 _FORMAT = 1
