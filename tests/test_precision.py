@@ -171,7 +171,7 @@ def test_weights_and_statistics_that_are_no_numbers_are_never_saved(
         return found
 
     monkeypatch.setattr(Learner, "step", spoiled)
-    with pytest.raises(cmsf.BadInput, match=r"no numbers.* after step 8 of 12; the last checkpoint, step-00000004"):
+    with pytest.raises(cmsf.BadInput, match=r"NaN or inf.* after step 8 of 12; the last checkpoint, step-00000004"):
         train(bars, tmp_path / "run", evaluate_every=1)
     assert state(cmsf.Run(tmp_path / "run"))["progress"]["step"] == 4
 
