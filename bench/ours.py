@@ -15,7 +15,7 @@ from cmsf.data import Dataset, Split, load_batches
 from cmsf.data.images import FileImages
 from cmsf.data.transforms import Augmentation, Batch, RandomCrop, color, crop_and_resize
 from cmsf.data.transforms.crops import RandomStream
-from cmsf.method.build import empty_backbone, make_learner
+from cmsf.method.build import make_learner, recipe_backbone
 from cmsf.method.losses import FIRST, SECOND
 from cmsf.models.backbones import feature_width
 from cmsf.recipes import get_recipe
@@ -85,7 +85,7 @@ def cmsf_recipe(pictures: Tensor, setting: Setting) -> Resolved:
 
 def cmsf_backbone(recipe: Resolved) -> tuple[nn.Module, int]:
     """The network of cmsf's learner, in its memory format, for the others to train; and how many features it has."""
-    backbone = empty_backbone(recipe)
+    backbone = recipe_backbone(recipe)
     return backbone, feature_width(backbone, recipe.backbone, recipe.size)
 
 

@@ -178,7 +178,7 @@ class LightlyByol(nn.Module):
         projection: Tensor = self.projection_head_momentum(self.backbone_momentum(images))
         return projection.detach()
 
-    def follow(self, momentum: float) -> None:
+    def update_ema(self, momentum: float) -> None:
         update_momentum(self.backbone, self.backbone_momentum, momentum)
         update_momentum(self.projection_head, self.projection_head_momentum, momentum)
 
@@ -196,7 +196,7 @@ def lightly_steps(
     optimiser = torch.optim.SGD(learning, lr=recipe.lr, momentum=recipe.sgd_momentum, weight_decay=recipe.weight_decay)
     for views in lightly_pairs(pictures, setting):
         first, second = (view.contiguous(memory_format=torch.channels_last) for view in views)
-        model.follow(recipe.target_momentum)
+        model.update_ema(recipe.target_momentum)
         loss = criterion(model(first), model.forward_momentum(second))
         if symmetric:
             loss = 0.5 * (loss + criterion(model(second), model.forward_momentum(first)))

@@ -59,7 +59,7 @@ def measure(rank: int, size: int, port: int, rounds: int, out: Path) -> None:
                 for kind, constraint in CONSTRAINTS.items():
                     world.barrier()
                     start = time.perf_counter()
-                    bank.find(query, constraint, K)
+                    bank.search(query, constraint, K)
                     world.barrier()
                     if turn:  # the first one warms up
                         found[name][kind].append(time.perf_counter() - start)

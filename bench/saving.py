@@ -122,9 +122,9 @@ def imagenet_learner() -> tuple[Resolved, Learner]:
     recipe = replace(get_recipe("cmsf-self-imagenet", small_images=False), precision="bf16", cache="off")
     resolved = Resolved(**(vars(recipe) | numbers))
     learner = make_learner(resolved, torch.zeros(IMAGENET, dtype=torch.int64), "cpu")
-    for parameter in learner.encoders.learning():
-        learner.optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    for rows in (learner.bank.embedding, learner.bank.companion, learner.knowledge.apart.embedding):
+    for parameter in learner.encoders.trainable_parameters():
+        learner.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    for rows in (learner.bank.embedding, learner.bank.companion, learner.supervision.companion_cache.embedding):
         rows.fill_(0.5)  # no pages that are not there yet
     return resolved, learner
 
@@ -139,7 +139,7 @@ def at_imagenet_size(folder: Path, rounds: int) -> dict[str, Any]:
         for number in range(rounds):
             for kind, whole in (("at the end of an epoch", True), ("after 15 minutes", False)):
                 share = 0.0 if whole else INTERVAL_MINUTES / EPOCH_MINUTES
-                learner.knowledge.apart.changed[: int(share * IMAGENET)] = True
+                learner.supervision.companion_cache.changed[: int(share * IMAGENET)] = True
                 gc.collect()
                 start = time.perf_counter()
                 checkpointer.save(2 * number + 1 + (not whole), {"step": 1}, full_cache=whole)

@@ -119,7 +119,7 @@ def pretrain(cell: Cell, folder: Path, labels: Path) -> dict[str, Any]:
 def tune(cell: Cell, runs: Path, labels: Path) -> dict[str, Any]:
     run = cmsf.Run(runs / cell.run)
     out, count = runs / cell.name, len(labels.read_text().splitlines()) - 1
-    batch, usual = TuningCourse().for_examples(count)
+    batch, usual = TuningCourse().batch_and_epochs(count)
     if cell.way == "xent":
         epochs = round((passes(run) + usual * (count // batch) * batch) / ((count // batch) * batch))
         how: dict[str, Any] = {"random_weights": True, "epochs": epochs, "lr": XENT_LR}

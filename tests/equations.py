@@ -169,7 +169,7 @@ def prototypes(objective: Prototypes, step: Step) -> Tensor:
 
 
 def named(objective: CrossEntropy, step: Step) -> Tensor:
-    scores = step.online[SECOND].scores
+    scores = step.online[SECOND].logits
     return mean([-softmax(list(scores[i]))[int(step.query.label[i])].log() for i in labelled(step)])
 
 
@@ -208,7 +208,7 @@ def paws(objective: PAWS, step: Step) -> Tensor:
 
 def fixmatch(objective: FixMatch, step: Step) -> Tensor:
     """Sohn et al. 2020, eq. 3 and 4: ℓ_s + λ ℓ_u, the second a mean over all images, confident or not."""
-    named, weak, strong = (step.online[view].scores for view in (SUPPORT, FIRST, SECOND))
+    named, weak, strong = (step.online[view].logits for view in (SUPPORT, FIRST, SECOND))
     supervised = mean([-softmax(list(s))[y].log() for s, y in zip(named, step.support.label.tolist(), strict=True)])
     unsupervised = []
     for i in range(len(step.query)):

@@ -79,9 +79,9 @@ def learn(world: World, recipe: Recipe, data: Dataset, steps: int, sharded: bool
     for step in range(steps):
         epoch, position = divmod(step, per_epoch)
         if step and position in (0, per_epoch // 2):
-            learner.knowledge.refresh(lambda index: _clean(learner, data, index))
+            learner.supervision.refresh(lambda index: _clean(learner, data, index))
         order = data.train.order(resolved.seed, epoch)[position * size : (position + 1) * size]
-        support = _share(world, data, resolved.seed, step, labelled(step)) if SUPPORT in learner.crops else None
+        support = _share(world, data, resolved.seed, step, labelled(step)) if SUPPORT in learner.view_crops else None
         _, outcome = learner.step(_share(world, data, resolved.seed, epoch, order), 0.9, support)
         losses.append(float(outcome.loss.detach()))
     return {"encoders": learner.encoders.state_dict(), "bank": whole_bank(learner), "losses": losses}
@@ -93,7 +93,7 @@ def _share(world: World, data: Dataset, seed: int, epoch: int, index: torch.Tens
 
 
 def whole_bank(learner: Learner) -> dict[str, Any]:
-    return {name: value for name, value in learner.bank.whole_state().items() if value is not None}
+    return {name: value for name, value in learner.bank.full_state_dict().items() if value is not None}
 
 
 def _clean(learner: Learner, data: Dataset, index: torch.Tensor) -> torch.Tensor:

@@ -48,7 +48,7 @@ def test_the_target_starts_as_the_online_encoder_and_follows_it() -> None:
     with torch.no_grad():
         for p in encoders.online.parameters():
             p.add_(torch.randn_like(p))
-    encoders.follow(0.9)
+    encoders.update_ema(0.9)
     for old, target, online in zip(before, encoders.target.parameters(), encoders.online.parameters(), strict=True):
         torch.testing.assert_close(target, 0.9 * old + 0.1 * online)
     assert not any(p.requires_grad for p in encoders.target.parameters())

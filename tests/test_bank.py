@@ -108,8 +108,8 @@ def test_the_cache_hands_out_what_it_had_before_it_learns_the_new() -> None:
     cache = EmbeddingCache(8, 6, dtype=torch.float64)
     older = Rows(unit(3, 6, 0), torch.tensor([1, 5, 7]))
     newer = Rows(unit(3, 6, 1), torch.tensor([5, 2, 7]))
-    assert cache.exchange(older).isnan().all()
-    remembered = cache.exchange(newer)
+    assert cache.swap(older).isnan().all()
+    remembered = cache.swap(newer)
     torch.testing.assert_close(remembered[[0, 2]], older.embedding[[1, 2]], rtol=0, atol=0)
     assert remembered[1].isnan().all()
 

@@ -147,16 +147,16 @@ def test_lars_moves_each_layer_in_proportion_to_its_weights_and_others_by_their_
     lr, data = 0.5, noise(32, 8)
     changes = {"optimiser": "lars", "lr": lr, "sgd_momentum": 0.0, "weight_decay": decay, "batch_size": 16}
     learner = make_learner(resolve(get_recipe("simclr-small").changed(changes), data, 12), data.train.label, "cpu")
-    before = [p.detach().clone() for p in learner.encoders.learning()]
+    before = [p.detach().clone() for p in learner.encoders.trainable_parameters()]
     gradients: list[torch.Tensor] = []
 
     def keep(*_: object) -> None:  # the optimiser changes them
-        gradients.extend(p.grad.clone() for p in learner.encoders.learning() if p.grad is not None)
+        gradients.extend(p.grad.clone() for p in learner.encoders.trainable_parameters() if p.grad is not None)
 
-    learner.optimiser.register_step_pre_hook(keep)
+    learner.optimizer.register_step_pre_hook(keep)
     assert isinstance(data.train.images, torch.Tensor)
     learner.step(WholeBatch(torch.arange(16), 0, 0, data.train.images[:16]), 0.9)
-    for old, now, gradient in zip(before, learner.encoders.learning(), gradients, strict=True):
+    for old, now, gradient in zip(before, learner.encoders.trainable_parameters(), gradients, strict=True):
         moved = (now.detach() - old).norm()
         trust = 0.001 * old.norm() / (gradient.norm() + decay * old.norm())
         expected = trust * (gradient + decay * old).norm() if old.ndim > 1 else gradient.norm()

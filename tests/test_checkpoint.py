@@ -83,7 +83,7 @@ def batch(step: int) -> WholeBatch:
 def take_steps(made: Learner, steps: range) -> None:
     for step in steps:
         if step % 3 == 0:
-            made.knowledge.refresh(lambda index: torch.ones(len(index), 8))
+            made.supervision.refresh(lambda index: torch.ones(len(index), 8))
         made.step(batch(step), 0.9)
 
 
@@ -116,8 +116,8 @@ def test_a_learner_that_is_put_back_takes_the_same_steps(kind: str, tmp_path: Pa
     for other in (first, second):
         for name in ("encoders", "optimiser", "bank", "scaler", "knowledge"):
             assert_same(getattr(whole, name).state_dict(), getattr(other, name).state_dict())
-        if whole.knowledge.apart is not None:
-            assert_same(whole.knowledge.apart.embedding, other.knowledge.apart.embedding)
+        if whole.supervision.companion_cache is not None:
+            assert_same(whole.supervision.companion_cache.embedding, other.supervision.companion_cache.embedding)
 
 
 def test_the_manifest_names_its_parts_and_the_cache_is_whole_at_the_ends_of_epochs_alone(stopped: cmsf.Run) -> None:

@@ -194,7 +194,7 @@ def shuffled(world: World, images: torch.Tensor) -> dict[str, Any]:
     mine = images[world.chunk(len(images))]
     target = learner.encoders.target
     assert target is not None
-    return {"u": learner._embed(mine).of_all(world).embedding, "mean": target.backbone.stem[1].running_mean}
+    return {"u": learner._embed(mine).gather(world).embedding, "mean": target.backbone.stem[1].running_mean}
 
 
 def test_with_shuffle_bn_the_target_sees_shares_that_mix_those_of_the_online_encoder(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def search_both(world: World, rows: Rows, query: Rows) -> dict[str, Any]:
         for name, constraint in CONSTRAINTS.items():
             for k in (1, 6, 60, None):
                 for include_query in (True, False):
-                    near = bank.find(query, constraint, k, include_query)
+                    near = bank.search(query, constraint, k, include_query)
                     key = f"{kind.__name__} {name} {k} {include_query}"
                     found[key] = {"count": near.count, "mean": near.mean}
                     if near.row is not None:

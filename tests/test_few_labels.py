@@ -69,7 +69,7 @@ def test_fine_tuning_moves_a_copy_of_the_whole_network_and_repeats() -> None:
     ("count", "batch", "epochs"), [(128_116, 256, 20), (2048, 256, 63), (1000, 125, 63), (100, 16, 84), (5, 5, 500)]
 )
 def test_the_papers_course_and_more_epochs_where_images_are_few(count: int, batch: int, epochs: int) -> None:
-    assert TuningCourse().for_examples(count) == (batch, epochs)
+    assert TuningCourse().batch_and_epochs(count) == (batch, epochs)
 
 
 @pytest.fixture

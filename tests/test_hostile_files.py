@@ -30,7 +30,7 @@ from cmsf.data.sources.shards.index import File, scanned
 from cmsf.data.sources.table import read_columns, read_table
 from cmsf.evaluation.transfer.search import searching
 from cmsf.evaluation.transfer.suite import read_suite
-from cmsf.models.weights import starting_weights
+from cmsf.models.weights import load_pretrained
 from cmsf.recipes.recipe import Recipe
 from cmsf.runs.folder import RunFolder
 from cmsf.runs.log import AppendedFile
@@ -200,7 +200,7 @@ def test_arrays_that_do_not_fit_into_memory_are_refused(tmp_path: Path, monkeypa
 def test_weights_that_repeat_one_number_without_end_are_refused(tmp_path: Path) -> None:
     torch.save({"stem.0.weight": torch.zeros(1).expand(2**40)}, tmp_path / "w.pt")
     with pytest.raises(BadInput, match="is no state dict"):
-        starting_weights(str(tmp_path / "w.pt"), SMALL, 16)
+        load_pretrained(str(tmp_path / "w.pt"), SMALL, 16)
 
 
 def test_weights_that_were_packed_are_refused_before_they_are_unpacked(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_weights_that_were_packed_are_refused_before_they_are_unpacked(tmp_path:
         for item in old.infolist():
             new.writestr(item.filename, old.read(item))
     with pytest.raises(BadInput, match=r"bytes would become 8,0"):
-        starting_weights(str(file), SMALL, 16)
+        load_pretrained(str(file), SMALL, 16)
 
 
 def test_a_tar_archive_of_weights_is_not_unpacked_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,10 +218,10 @@ def test_a_tar_archive_of_weights_is_not_unpacked_to_the_disk(tmp_path: Path, mo
     with tarfile.open(tmp_path / "w.tar", "w") as archive:
         archive.addfile(tarfile.TarInfo("sys_info"))
     with pytest.raises(BadInput, match="not what torch writes"):
-        starting_weights(str(tmp_path / "w.tar"), SMALL, 16)
+        load_pretrained(str(tmp_path / "w.tar"), SMALL, 16)
     (tmp_path / "w.pt").write_bytes(_called_as_a_pickle((tmp_path / "w.tar").read_bytes()))
     with pytest.raises(BadInput, match="it is a tar archive"):
-        starting_weights(str(tmp_path / "w.pt"), SMALL, 16)
+        load_pretrained(str(tmp_path / "w.pt"), SMALL, 16)
 
 
 def _called_as_a_pickle(archive: bytes) -> bytes:

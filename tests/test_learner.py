@@ -165,8 +165,8 @@ class ByHand:
     """Sec. 2 with a list for the bank, a dictionary for the previous epoch, and SGD written out."""
 
     def __init__(self, recipe: Recipe, learner: Learner) -> None:
-        self.recipe, self.given = recipe, getattr(learner.knowledge, "label", LABEL)
-        self.teacher = Teacher(recipe, learner.knowledge) if isinstance(learner.knowledge, PseudoLabels) else None
+        self.recipe, self.given = recipe, getattr(learner.supervision, "label", LABEL)
+        self.teacher = Teacher(recipe, learner.supervision) if isinstance(learner.supervision, PseudoLabels) else None
         self.views = learner.views
         encoders = copy.deepcopy(learner.encoders)
         self.f, self.g, self.h = encoders.target, encoders.online, encoders.predictor
@@ -226,8 +226,8 @@ class ByHand:
 class Teacher:
     """Pseudo-labels by hand: a dictionary of the labelled images' embeddings, and SGD written out."""
 
-    def __init__(self, recipe: Recipe, knowledge: PseudoLabels) -> None:
-        self.recipe, self.classifier = recipe, copy.deepcopy(knowledge.classifier)
+    def __init__(self, recipe: Recipe, supervision: PseudoLabels) -> None:
+        self.recipe, self.classifier = recipe, copy.deepcopy(supervision.classifier)
         self.seen: dict[int, Tensor] = {}
         self.voters: dict[int, Tensor] = {}
         self.times = 0
@@ -288,7 +288,7 @@ def test_a_run_of_many_steps_equals_the_method_written_out_by_hand(variant: str)
     for epoch in range(EPOCHS):
         for number, index in enumerate(batches(epoch)):
             if slow.teacher is not None and (epoch, number) != (0, 0) and number in (0, 2):
-                learner.knowledge.refresh(refuse)
+                learner.supervision.refresh(refuse)
                 slow.teacher.learn()
             _, outcome = learner.step(WholeBatch(index, SEED, epoch, PICTURES[index]), TARGET)
             assert float(outcome.loss.detach()) == pytest.approx(slow.step(index, epoch), abs=1e-10)
@@ -364,11 +364,11 @@ PLANS = {
 
 class BaselineByHand:
     """A plan carried out: passes, a list for the bank, SGD and the moving average written out. The loss is the class's
-    own, which test_objectives holds against its paper."""
+    own, which test_losses holds against its paper."""
 
     def __init__(self, plan: Plan, learner: Learner) -> None:
         self.plan, self.views, self.encoders = plan, learner.views, copy.deepcopy(learner.encoders)
-        self.descend = Descent(self.encoders.learning(), GENTLE_LR)
+        self.descend = Descent(self.encoders.trainable_parameters(), GENTLE_LR)
         self.bank: list[dict | None] = []
 
     def step(self, index: Tensor, support: Tensor, epoch: int, number: int) -> tuple[float, Tensor]:
@@ -439,7 +439,7 @@ def test_a_run_of_many_steps_equals_each_baseline_written_out_by_hand(name: str)
         epoch, place = divmod(number, IMAGES // BATCH)
         index = batches(epoch)[place]
         support = torch.randperm(7, generator=torch.Generator().manual_seed(number))[:5]  # of those with a label
-        beside = WholeBatch(support, SEED, number, PICTURES[support]) if learner.objective.wants_support else None
+        beside = WholeBatch(support, SEED, number, PICTURES[support]) if learner.loss_fn.needs_support else None
         query, outcome = learner.step(WholeBatch(index, SEED, epoch, PICTURES[index]), TARGET, beside)
         loss, u = slow.step(index, support, epoch, number)
         losses.append(loss)
@@ -467,7 +467,7 @@ def test_a_baseline_has_the_heads_the_views_and_the_target_of_its_paper_and_no_o
     assert (encoders.target is None) == (not plan.target)
     assert learner.bank.size == (0 if plan.enters == "never" else BANK)
     wanted = {view for together in (*plan.online, *plan.target) for view in together}
-    assert set(learner.crops) == wanted
+    assert set(learner.view_crops) == wanted
     assert {view for view in wanted if learner.views[view].jitter} == set(plan.strong)
     assert isinstance(learner.views[SECOND], RandAugment) == (name == "fixmatch")
     layers = [layer for layer in encoders.online.projector.modules() if isinstance(layer, nn.Linear)]
@@ -496,7 +496,7 @@ def test_a_companion_is_last_epochs_embedding_and_stays_with_its_row() -> None:
 
 def test_a_third_view_is_neither_of_the_two_others() -> None:
     _, learner = of_variant("cmsf-self by a third view")
-    assert isinstance(learner.knowledge, ThirdView)
+    assert isinstance(learner.supervision, ThirdView)
     query, _ = learner.step(WholeBatch(torch.arange(4), SEED, 0, PICTURES[:4]), TARGET)
     assert query.has_companion.all()
     assert ((query.companion - query.embedding).norm(dim=1) > 1e-3).all()

@@ -115,10 +115,10 @@ def test_gradients_of_fp16_are_scaled_while_they_are_computed_and_not_when_they_
     assert not learner("bf16")[0].scaler.is_enabled()
     scaled.scaler = GradScaler("cpu", init_scale=256.0)
     scaled.step(batch, 0.9)
-    applied = [weight.grad.clone() for weight in scaled.encoders.learning()]
+    applied = [weight.grad.clone() for weight in scaled.encoders.trainable_parameters()]
     plain, batch = learner("fp32")
     plain.step(batch, 0.9)
-    for one, other in zip(applied, plain.encoders.learning(), strict=True):
+    for one, other in zip(applied, plain.encoders.trainable_parameters(), strict=True):
         assert one.norm() == pytest.approx(float(other.grad.norm()), rel=0.3, abs=1e-3)
 
 
@@ -179,13 +179,13 @@ def test_weights_and_statistics_that_are_no_numbers_are_never_saved(
 def test_a_step_whose_scaled_gradients_overflow_is_left_out_and_the_next_ones_fit() -> None:
     made, batch = learner("fp16")
     made.scaler = GradScaler("cpu", init_scale=2.0**40)
-    before = [weight.clone() for weight in made.encoders.learning()]
+    before = [weight.clone() for weight in made.encoders.trainable_parameters()]
     made.step(batch, 0.9)
-    assert all(torch.equal(now, then) for now, then in zip(made.encoders.learning(), before, strict=True))
+    assert all(torch.equal(now, then) for now, then in zip(made.encoders.trainable_parameters(), before, strict=True))
     for _ in range(40):
         made.step(batch, 0.9)
-    assert made.encoders.finite()
-    assert not torch.equal(made.encoders.learning()[0], before[0])
+    assert made.encoders.is_finite()
+    assert not torch.equal(made.encoders.trainable_parameters()[0], before[0])
 
 
 def test_gradients_that_no_scale_can_save_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

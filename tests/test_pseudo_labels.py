@@ -15,9 +15,9 @@ from torch import Tensor
 import cmsf
 from cmsf.analysis.pseudo_labels import count_guesses, summarise_guesses
 from cmsf.data.sources.table import write_csv
-from cmsf.method.pseudo_labels import Layers, PseudoClassifier, PseudoCourse, Vote
+from cmsf.method.pseudo_labels import KNNClassifier, MLPClassifier, PseudoClassifier, PseudoLabelSGD
 from cmsf.method.rows import Rows
-from cmsf.method.supervision import Guess, PseudoLabels
+from cmsf.method.supervision import PseudoLabelOutput, PseudoLabels
 from cmsf.training.signals import Stopped
 from cmsf.utils.constants import UNKNOWN
 
@@ -54,25 +54,25 @@ def scripted(label: list[int], probability: list[list[float]], offline: bool = F
 
 
 def test_a_given_label_is_kept_and_others_are_guessed_where_the_classifier_is_sure() -> None:
-    knowledge = scripted([2, -1, 0, -1, -1], [[0.1, 0.9, 0.0], [0.84, 0.1, 0.06], [0.0, 0.15, 0.85]])
+    supervision = scripted([2, -1, 0, -1, -1], [[0.1, 0.9, 0.0], [0.84, 0.1, 0.06], [0.0, 0.15, 0.85]])
     query = Rows(unit(5, 4, 0), torch.tensor([4, 0, 3, 2, 1]))
-    before = knowledge(query, nothing)
+    before = supervision(query, nothing)
     assert before.label.tolist() == [-1, 2, -1, 0, -1]  # nothing is guessed before it has learned
-    knowledge.refresh(no_pass)
-    after = knowledge(query, nothing)
+    supervision.refresh(no_pass)
+    after = supervision(query, nothing)
     assert after.label.tolist() == [1, 2, -1, 0, 2]  # 0.9, given, below 0.85, given, exactly 0.85
-    assert knowledge.guess.index.tolist() == [4, 3, 1]
-    assert knowledge.guess.label.tolist() == [1, 0, 2]
-    assert knowledge.guess.confident.tolist() == [True, False, True]
+    assert supervision.pseudo_labels.index.tolist() == [4, 3, 1]
+    assert supervision.pseudo_labels.label.tolist() == [1, 0, 2]
+    assert supervision.pseudo_labels.confident.tolist() == [True, False, True]
 
 
 def test_only_slots_that_were_filled_are_learned_from_and_the_newest_embedding_counts() -> None:
-    knowledge = scripted([5, -1, 1, 3], [[0.1] * 6])
+    supervision = scripted([5, -1, 1, 3], [[0.1] * 6])
     first, second = unit(3, 4, 1), unit(1, 4, 2)
-    knowledge(Rows(first, torch.tensor([2, 1, 0])), nothing)
-    knowledge(Rows(second, torch.tensor([2])), nothing)
-    knowledge.refresh(no_pass)
-    (rows,) = knowledge.classifier.learned
+    supervision(Rows(first, torch.tensor([2, 1, 0])), nothing)
+    supervision(Rows(second, torch.tensor([2])), nothing)
+    supervision.refresh(no_pass)
+    (rows,) = supervision.classifier.learned
     known = rows[rows.exists]
     assert known.index.tolist() == [0, 2]
     assert known.label.tolist() == [5, 1]
@@ -80,8 +80,8 @@ def test_only_slots_that_were_filled_are_learned_from_and_the_newest_embedding_c
 
 
 def test_offline_caching_learns_from_a_pass_over_the_labelled_images_alone() -> None:
-    knowledge = scripted([5, -1, 1, 3], [[0.1] * 6], offline=True)
-    knowledge(Rows(unit(4, 4, 1), torch.arange(4)), nothing)
+    supervision = scripted([5, -1, 1, 3], [[0.1] * 6], offline=True)
+    supervision(Rows(unit(4, 4, 1), torch.arange(4)), nothing)
     asked: list[list[int]] = []
     clean = unit(3, 4, 7)
 
@@ -89,9 +89,9 @@ def test_offline_caching_learns_from_a_pass_over_the_labelled_images_alone() -> 
         asked.append(index.tolist())
         return clean
 
-    knowledge.refresh(embed)
+    supervision.refresh(embed)
     assert asked == [[0, 2, 3]]
-    (rows,) = knowledge.classifier.learned
+    (rows,) = supervision.classifier.learned
     assert rows.index.tolist() == [0, 2, 3]
     assert torch.equal(rows.embedding, clean)
 
@@ -105,9 +105,9 @@ def separated(count: int = 60) -> Rows:
 
 def classifier(kind: str, lr: float = 0.1) -> PseudoClassifier:
     if kind == "knn":
-        return Vote(60, 8, 3, 20, torch.float64)
+        return KNNClassifier(60, 8, 3, 20, torch.float64)
     hidden = {"linear": 0, "mlp-2": 1, "mlp-3": 2}[kind]
-    return Layers(8, 3, hidden, PseudoCourse(lr=lr), seed=0).double()
+    return MLPClassifier(8, 3, hidden, PseudoLabelSGD(lr=lr), seed=0).double()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -145,26 +145,26 @@ def test_learning_again_goes_on_from_what_was_learned(kind: str) -> None:
 
 
 def test_few_labels_are_gone_through_more_often_and_many_as_the_paper_does() -> None:
-    assert PseudoCourse().for_examples(128_116) == (256, 10)
-    assert PseudoCourse().for_examples(100) == (100, 20)
-    assert PseudoCourse().for_examples(1000) == (256, 10)
+    assert PseudoLabelSGD().batch_and_epochs(128_116) == (256, 10)
+    assert PseudoLabelSGD().batch_and_epochs(100) == (100, 20)
+    assert PseudoLabelSGD().batch_and_epochs(1000) == (256, 10)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_labels_of_one_class_alone_are_nothing_to_guess_by(kind: str) -> None:
     made, rows = classifier(kind), separated()
-    knowledge = PseudoLabels(torch.tensor([0, 0, 1] + [UNKNOWN] * 57), 8, made, 0.0, False, torch.float64)
-    knowledge(rows[:2], nothing)
-    knowledge.refresh(no_pass)
-    assert knowledge(rows[3:], nothing).label.eq(UNKNOWN).all()
-    knowledge(rows[:3], nothing)
-    knowledge.refresh(no_pass)
-    assert knowledge(rows[3:], nothing).label.ne(UNKNOWN).all()
+    supervision = PseudoLabels(torch.tensor([0, 0, 1] + [UNKNOWN] * 57), 8, made, 0.0, False, torch.float64)
+    supervision(rows[:2], nothing)
+    supervision.refresh(no_pass)
+    assert supervision(rows[3:], nothing).label.eq(UNKNOWN).all()
+    supervision(rows[:3], nothing)
+    supervision.refresh(no_pass)
+    assert supervision(rows[3:], nothing).label.ne(UNKNOWN).all()
 
 
 def test_the_vote_is_the_share_of_each_class_among_the_nearest() -> None:
     rows, query = separated(), unit(12, 8, 9)
-    vote = Vote(60, 8, 3, 7, torch.float64)
+    vote = KNNClassifier(60, 8, 3, 7, torch.float64)
     vote.fit(rows, 0)
     for vector, shares in zip(query, vote(query), strict=True):
         nearest = sorted(range(60), key=lambda i: (-float(vector @ rows.embedding[i]), i))[:7]
@@ -173,7 +173,7 @@ def test_the_vote_is_the_share_of_each_class_among_the_nearest() -> None:
 
 def test_guesses_are_counted_by_who_is_sure_and_who_is_right() -> None:
     truth = torch.tensor([0, 1, 2, UNKNOWN, 1, 2])
-    guess = Guess(
+    guess = PseudoLabelOutput(
         torch.tensor([0, 1, 2, 3, 4]),
         torch.tensor([0, 2, 2, 1, UNKNOWN]),
         torch.tensor([True, True, False, True, False]),

@@ -105,7 +105,7 @@ def test_a_run_follows_its_schedule_and_takes_every_epoch_in_another_order(
     step = Learner.step
 
     def watched(learner: Learner, batch: Batch, momentum: float, support: Batch | None = None) -> Any:
-        lr = learner.optimiser.param_groups[0]["lr"]
+        lr = learner.optimizer.param_groups[0]["lr"]
         seen.append((batch.epoch, batch.index.tolist(), lr, momentum))
         return step(learner, batch, momentum, support)
 

@@ -20,7 +20,7 @@ from cmsf.cli import main
 from cmsf.method.build import make_encoders, make_loss
 from cmsf.models.backbones import make_backbone
 from cmsf.models.encoders import Encoders
-from cmsf.models.weights import StartingWeights, fill, is_timm_name, starting_weights
+from cmsf.models.weights import PretrainedWeights, is_timm_name, load_pretrained, load_strict
 from cmsf.recipes.recipe import Recipe, Resolved
 from cmsf.training.resolve import resolve
 from cmsf.training.signals import Stopped
@@ -53,13 +53,13 @@ def small_recipe(backbone: str = "small-residual", **changes: Any) -> Resolved:
     return resolve(Recipe(backbone=backbone, size=32, epochs=1).changed(changes), noise(30, 6), 32)
 
 
-def encoders_of(recipe: Resolved, start: StartingWeights | None = None) -> Encoders:
+def encoders_of(recipe: Resolved, start: PretrainedWeights | None = None) -> Encoders:
     return make_encoders(recipe, make_loss(recipe), 3, start)
 
 
 def started(recipe: Resolved, init: str | Path) -> dict[str, Tensor]:
     """The backbone's tensors after starting from there."""
-    start = starting_weights(str(init), recipe.backbone, recipe.size)
+    start = load_pretrained(str(init), recipe.backbone, recipe.size)
     return encoders_of(recipe, start).online.backbone.state_dict()
 
 
@@ -126,7 +126,7 @@ def test_files_older_than_batchnorms_counter_are_taken(tmp_path: Path) -> None:
 
 def test_the_target_starts_as_the_online_encoder_in_every_tensor() -> None:
     recipe, state = small_recipe(), weights_of("small-residual")
-    encoders = encoders_of(recipe, StartingWeights("test", state))
+    encoders = encoders_of(recipe, PretrainedWeights("test", state))
     online, target = encoders.online.state_dict(), encoders.target.state_dict()
     assert_same(dict(target), dict(online))
     assert_same({name: target[f"backbone.{name}"] for name in state}, state)
@@ -135,7 +135,7 @@ def test_the_target_starts_as_the_online_encoder_in_every_tensor() -> None:
 def test_the_heads_are_those_that_the_seed_gives_without_weights() -> None:
     recipe = small_recipe()
     drawn = torch.random.get_rng_state()
-    plain, filled = encoders_of(recipe), encoders_of(recipe, StartingWeights("test", weights_of("small-residual")))
+    plain, filled = encoders_of(recipe), encoders_of(recipe, PretrainedWeights("test", weights_of("small-residual")))
     assert torch.equal(torch.random.get_rng_state(), drawn)
     own = {name: value for name, value in plain.state_dict().items() if ".backbone." not in name}
     assert_same({name: filled.state_dict()[name] for name in own}, own)
@@ -151,7 +151,7 @@ def test_a_mismatch_lists_the_keys_and_stops(tmp_path: Path) -> None:
     wrong["stem.0.weight"] = torch.zeros(16, 1, 3, 3)
     count = sum("blocks.3" in name for name in state)
     with pytest.raises(BadInput) as refusal:
-        fill(network, wrong, "here")
+        load_strict(network, wrong, "here")
     message = str(refusal.value)
     assert f"{count} missing (blocks.3.body.0.weight, blocks.3.body.1.weight and {count - 2} more)" in message
     assert f"{count} too many (other.blocks.3.body.0.weight, " in message
@@ -190,7 +190,7 @@ def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
         plain.write_bytes(pickle.dumps(state))
         for each in (file, plain):
             with pytest.raises(BadInput, match="it is damaged, or holds more than tensors"):
-                starting_weights(str(each), "small-residual", 32)
+                load_pretrained(str(each), "small-residual", 32)
     assert not (tmp_path / "harm").exists()
     torch.load(file, weights_only=False)
     assert (tmp_path / "harm").exists()  # the file would have done it
@@ -204,7 +204,7 @@ def test_a_damaged_file_is_refused_wherever_it_ends(suffix: str, tmp_path: Path)
     for length in (0, 1, 7, 8, 9, 64, 500, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:length])
         with pytest.raises(BadInput, match="cannot read --init") as refusal:
-            starting_weights(str(file), "small-residual", 32)
+            load_pretrained(str(file), "small-residual", 32)
         assert len(str(refusal.value).removeprefix(f"cannot read --init {file}")) < 200
 
 
@@ -223,7 +223,7 @@ def test_a_damaged_file_is_refused_wherever_it_ends(suffix: str, tmp_path: Path)
 )
 def test_what_is_no_state_dict_is_refused(state: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=message):
-        starting_weights(str(save_pickled(state, tmp_path)), "small-residual", 32)
+        load_pretrained(str(save_pickled(state, tmp_path)), "small-residual", 32)
 
 
 def test_what_is_not_there_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
@@ -234,12 +234,12 @@ def test_what_is_not_there_is_refused_with_the_nearest_name(tmp_path: Path) -> N
         (str(tmp_path), "is no finished run: it has no backbone.safetensors"),
     ):
         with pytest.raises(BadInput, match=message):
-            starting_weights(init, "resnet18", 32)
+            load_pretrained(init, "resnet18", 32)
 
 
 def test_a_name_for_another_backbone_is_refused_with_the_flag_to_add() -> None:
     with pytest.raises(BadInput) as refusal:
-        starting_weights("efficientnet_lite0.ra_in1k", "resnet18", 32)
+        load_pretrained("efficientnet_lite0.ra_in1k", "resnet18", 32)
     assert str(refusal.value) == (
         "--init efficientnet_lite0.ra_in1k is for efficientnet_lite0, and the backbone is resnet18; "
         "add --backbone efficientnet_lite0"
@@ -259,11 +259,11 @@ def test_a_name_stays_a_name_whatever_lies_beside_it(tmp_path: Path, monkeypatch
 def test_the_hash_goes_by_names_and_values_and_not_by_the_file(tmp_path: Path) -> None:
     state = weights_of("small-residual")
     files = [save_safetensors(state, tmp_path), save_pickled({"model": state}, tmp_path)]
-    one, other = (starting_weights(str(file), "small-residual", 32).sha256 for file in files)
+    one, other = (load_pretrained(str(file), "small-residual", 32).sha256 for file in files)
     assert one == other
     changed = state | {"stem.0.weight": -state["stem.0.weight"]}
     renamed = {name.replace("stem.0", "stem.9"): value for name, value in state.items()}
-    assert len({StartingWeights("", each).sha256 for each in (state, changed, renamed)}) == 3
+    assert len({PretrainedWeights("", each).sha256 for each in (state, changed, renamed)}) == 3
 
 
 def test_a_run_starts_from_a_file_and_says_so_wherever_it_is_asked(
@@ -276,7 +276,7 @@ def test_a_run_starts_from_a_file_and_says_so_wherever_it_is_asked(
     assert run.recipe.init == str(tmp_path / "weights.safetensors")
     assert Resolved.from_yaml(run.recipe.to_yaml(), "test") == run.recipe
     environment = json.loads(run.folder.environment_file.read_text())
-    assert environment["init_sha256"] == StartingWeights("", state).sha256
+    assert environment["init_sha256"] == PretrainedWeights("", state).sha256
     trained = safetensors.torch.load_file(run.folder.backbone_file)
     torch.testing.assert_close(trained["stem.0.weight"], state["stem.0.weight"], rtol=1e-4, atol=1e-6)
 
@@ -292,7 +292,7 @@ def test_a_run_starts_from_another_run_and_without_weights_it_is_as_ever(bars: P
     first = cmsf.train("msf-small", bars, tmp_path / "first", quiet=True, **TINY)
     assert "init_sha256" not in json.loads(first.folder.environment_file.read_text())
     second = cmsf.train("msf-small", bars, tmp_path / "second", quiet=True, init=str(first.path), **TINY)
-    before = encoders_of(second.recipe, starting_weights(second.recipe.init, "small-residual", 16)).online.backbone
+    before = encoders_of(second.recipe, load_pretrained(second.recipe.init, "small-residual", 16)).online.backbone
     assert_same(dict(before.state_dict()), safetensors.torch.load_file(first.folder.backbone_file))
     assert second.references()["starting weights"] == first.evaluate("knn")
 
@@ -359,7 +359,7 @@ def test_timms_weights_come_from_the_hubs_cache(init: str, hub: Path) -> None:
     state = weights_of(RESNET)
     put_into_hub_cache(state, PRETRAINED, hub)
     drawn = torch.random.get_rng_state()
-    start = starting_weights(init, RESNET, 32)
+    start = load_pretrained(init, RESNET, 32)
     assert_same(start.tensors, {name: value for name, value in state.items() if not name.startswith("fc.")})
     assert torch.equal(torch.random.get_rng_state(), drawn)
     assert start.note == ""
@@ -373,7 +373,7 @@ def test_a_run_starts_from_timms_weights_and_says_what_one_should_know_of_them(
     run = cmsf.train("msf-small", bars, tmp_path / "run", backbone=RESNET, init=RESNET, **(TINY | {"epochs": 1}))
     assert capsys.readouterr().err.count(f"{RESNET} was trained on images normalised by") == 1
     assert run.recipe.init == RESNET
-    assert run.folder.environment()["init_sha256"] == starting_weights(PRETRAINED, RESNET, 16).sha256
+    assert run.folder.environment()["init_sha256"] == load_pretrained(PRETRAINED, RESNET, 16).sha256
 
 
 def test_without_a_network_or_a_cache_one_message_says_what_to_do(
@@ -402,7 +402,7 @@ def from_hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Tensor]], N
 def test_timm_resizes_position_embeddings(from_hub: Callable[[dict[str, Tensor]], None]) -> None:
     state = weights_of(VIT, num_classes=1000)
     from_hub(state)
-    tensors = starting_weights(VIT, VIT, 64).tensors
+    tensors = load_pretrained(VIT, VIT, 64).tensors
     assert tensors["pos_embed"].shape == (1, 1 + 16, 192)
     assert torch.equal(tensors["blocks.0.attn.qkv.weight"], state["blocks.0.attn.qkv.weight"])
     assert "head.weight" not in tensors
@@ -413,7 +413,7 @@ def test_weights_for_colours_that_were_scaled_otherwise_are_noted(
 ) -> None:
     name = "tf_mobilenetv3_small_minimal_100"
     from_hub(weights_of(name))
-    note = starting_weights(f"{name}.in1k", name, 32).note
+    note = load_pretrained(f"{name}.in1k", name, 32).note
     assert note.startswith(f"{name}.in1k was trained on images normalised by mean (0.5, 0.5, 0.5) and std (0.5, ")
 
 
@@ -422,7 +422,7 @@ def test_what_is_missing_in_timms_file_is_not_left_random(from_hub: Callable[[di
     del state["layer1.0.conv1.weight"]
     from_hub(state)
     with pytest.raises(BadInput, match=r"layer1\.0\.conv1\.weight"):
-        starting_weights(PRETRAINED, RESNET, 32)
+        load_pretrained(PRETRAINED, RESNET, 32)
 
 
 def test_timms_weights_do_not_fit_a_small_stem(from_hub: Callable[[dict[str, Tensor]], None]) -> None:

@@ -16,7 +16,7 @@ from cmsf.data.loader import worker_count
 from cmsf.evaluation import FeatureExtractor
 from cmsf.evaluation.finetune import TUNES, Tune, TuningCourse
 from cmsf.evaluation.splits import HeldOut
-from cmsf.method.build import make_learner, starts_from
+from cmsf.method.build import make_learner, pretrained_weights
 from cmsf.models.weights import is_timm_name
 from cmsf.recipes import get_recipe, has_scale
 from cmsf.recipes.recipe import Recipe, british
@@ -102,7 +102,7 @@ def train(
             screen.print(line)
         environment = describe_environment(request, resolved, str(where), world.size, bank_sharded)
         differences = folder.check_same_recipe(resolved, environment) if folder.exists() else []
-        start = None if folder.started() else starts_from(resolved)
+        start = None if folder.started() else pretrained_weights(resolved)
         if start is not None:
             environment[INIT_SHA256] = start.sha256
             if folder.exists():

@@ -24,7 +24,7 @@ import torch
 from cmsf.cli import run_command
 from cmsf.evaluation.transfer.suite import read_suite
 from cmsf.models.backbones import make_backbone
-from cmsf.models.weights import starting_weights
+from cmsf.models.weights import load_pretrained
 from hostile import canary, text
 from hostile.judging import Box, Case
 from hostile.mutations import mutated
@@ -465,9 +465,9 @@ def weight_file(stock: Stock, box: Box, random: Random) -> Case:
     file = box.put(f"weights.{suffix}", content)
 
     def action() -> int:
-        start = starting_weights(str(file), "small-residual", 16)
+        start = load_pretrained(str(file), "small-residual", 16)
         assert len(start.sha256) == 64
-        start.put_into(make_backbone("small-residual"))
+        start.load_into(make_backbone("small-residual"))
         return 0
 
     return Case(action)

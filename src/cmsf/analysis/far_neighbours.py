@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cmsf.method.constraints import Constraint
 from cmsf.method.rows import Rows
-from cmsf.method.search import Own, find, nearest_vectors, top
+from cmsf.method.search import OwnRow, find, nearest_vectors, top
 from cmsf.utils.constants import UNKNOWN
 
 
@@ -31,10 +31,10 @@ class FarNeighbours:
 
     def __init__(self, query: Rows, rows: Rows) -> None:
         self.query, self.rows = query, rows
-        self.own = Own(rows.positions_of(query.index))
+        self.own = OwnRow(rows.positions_of(query.index))
         similarity = (query.embedding @ rows.embedding.T).masked_fill(~rows.exists, -torch.inf)
         position = torch.arange(len(rows), device=similarity.device)
-        self.order = top(self.own.settle(similarity, position), rows.index, len(rows))
+        self.order = top(self.own.apply_to(similarity, position), rows.index, len(rows))
 
     def in_bank(self, k: int) -> Ranked:
         """The nearest in M."""
@@ -45,7 +45,7 @@ class FarNeighbours:
         assert self.query.companion is not None
         assert self.rows.companion is not None
         allowed = self.rows.exists & self.rows.has_companion
-        others = Own(self.own.position, included=False)
+        others = OwnRow(self.own.position, included=False)
         companion = self.query.companion
         return self._ranked(nearest_vectors(companion, self.rows.companion, allowed, self.rows.index, k, others))
 

@@ -53,9 +53,9 @@ def inspect(
     row = neighbours.row
     if row is None:  # S_i is all of C_i, and nobody has listed it yet
         largest = max(1, int(neighbours.count.max()))
-        row = bank.find(query, constraint, largest, include_query).row
+        row = bank.search(query, constraint, largest, include_query).row
     assert row is not None
-    everywhere = bank.find(query, Unconstrained(), row.shape[1], include_query).row
+    everywhere = bank.search(query, Unconstrained(), row.shape[1], include_query).row
     assert everywhere is not None
     everywhere = everywhere.masked_fill(row == UNKNOWN, UNKNOWN)
     rank = rank_of_last(query, bank, row)
@@ -74,7 +74,7 @@ def _purity_to(query: Rows, bank: MemoryBank, count: int, truth: Int[Tensor, " n
     found = []
     for start in range(0, len(query), step):
         part = query[start : start + step]
-        row = bank.find(part, Unconstrained(), count, include_query=counted).row
+        row = bank.search(part, Unconstrained(), count, include_query=counted).row
         assert row is not None
         found.append(purity(part, bank.index, row, truth))
     return torch.cat(found)

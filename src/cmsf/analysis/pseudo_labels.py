@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from cmsf.method.supervision import Guess
+from cmsf.method.supervision import PseudoLabelOutput
 from cmsf.utils.constants import UNKNOWN
 
 
-def count_guesses(guess: Guess, truth: Int[Tensor, " n"]) -> Int[Tensor, " counts"]:
+def count_guesses(guess: PseudoLabelOutput, truth: Int[Tensor, " n"]) -> Int[Tensor, " counts"]:
     """How many images there were, how many got a pseudo-label; of those guessed at all and of those that got one,
     how many can be judged and how many are right.
 

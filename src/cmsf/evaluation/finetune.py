@@ -17,8 +17,7 @@ from cmsf.data.transforms import RandomCrop, normalize_pixels
 from cmsf.evaluation.features import FeatureExtractor
 from cmsf.evaluation.linear import Standardised, fit_chosen
 from cmsf.evaluation.predict import score_readable
-from cmsf.models.course import SGDSettings
-from cmsf.models.heads import mlp
+from cmsf.models.heads import SGDSettings, mlp
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
 from cmsf.utils.progress import progress_prefix, track
@@ -44,18 +43,18 @@ class TuningCourse(SGDSettings):
     drop: float = 0.75
     least_batch: int = 16
     batches_an_epoch: int = 8
-    least_steps: int = 500
+    min_steps: int = 500
 
     def asked(self, epochs: int | None = None, lr: float | None = None) -> TuningCourse:
         """With a user's numbers; epochs that are asked for are so many, however few the images."""
         course = self if lr is None else replace(self, lr=lr)
-        return course if epochs is None else replace(course, epochs=epochs, least_steps=0)
+        return course if epochs is None else replace(course, epochs=epochs, min_steps=0)
 
-    def batch_for(self, count: int) -> int:
-        return min(super().batch_for(count), max(self.least_batch, count // self.batches_an_epoch))
+    def batch_size_for(self, count: int) -> int:
+        return min(super().batch_size_for(count), max(self.least_batch, count // self.batches_an_epoch))
 
     def describe(self, count: int) -> str:
-        batch, epochs = self.for_examples(count)
+        batch, epochs = self.batch_and_epochs(count)
         return (
             f"SGD, {epochs} epochs of {count} images, batch {batch}, lr {self.lr}, × 0.1 after {self.drop:.0%} of "
             f"them, momentum {self.momentum}, weight decay {self.weight_decay:g}; random resized crop of {SCALE[0]:g} "
@@ -142,7 +141,7 @@ def fine_tune_in_rounds(
                 train_classifier(
                     network, split.subset(known), label[known], like, seed, course, tune, first_epoch=epochs
                 )
-                epochs, how = epochs + course.for_examples(len(known))[1], course.describe(len(known))
+                epochs, how = epochs + course.batch_and_epochs(len(known))[1], course.describe(len(known))
         yield Round(number, len(split) - len(unlabelled), pseudo, guess, how)
 
 
@@ -170,8 +169,8 @@ def train_classifier(
     backbone, head = network
     whole = tune == "whole"
     learning = network if whole else head
-    optimiser = course.optimiser(learning.parameters())
-    batch, epochs = course.for_examples(len(split))
+    optimiser = course.make_optimizer(learning.parameters())
+    batch, epochs = course.batch_and_epochs(len(split))
     # The last incomplete batch of an epoch is dropped: BatchNorm cannot learn from one image.
     steps = len(split) // batch
     plan = (

@@ -14,7 +14,7 @@ from cmsf.data import Dataset, Split
 from cmsf.evaluation.features import LAYER, FeatureExtractor, raw_pixels, transform_name
 from cmsf.evaluation.metrics import Judged, Result
 from cmsf.evaluation.splits import judged_splits
-from cmsf.method.search import Own, nearest_vectors
+from cmsf.method.search import OwnRow, nearest_vectors
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.progress import track
 
@@ -89,7 +89,9 @@ def nearest_training_images(
     def watched(blocks: range) -> Iterator[int]:
         return track(blocks, "neighbours", len(blocks))
 
-    nearest = nearest_vectors(query, train, everywhere, number, min(k, there), Own(left_out, included=False), watched)
+    nearest = nearest_vectors(
+        query, train, everywhere, number, min(k, there), OwnRow(left_out, included=False), watched
+    )
     for part, near in zip(query.split(_CHUNK), nearest.split(_CHUNK), strict=True):
         # As train[near], which would take twice as long: a row is copied whole.
         vector = embedding(near, train)

@@ -87,7 +87,7 @@ class MemoryBank(nn.Module):
         return everything if self.written == self.size else everything[: self.written]
 
     @torch.no_grad()
-    def find(self, query: Rows, constrain: Constrain, k: int | None, include_query: bool = True) -> Neighbours:
+    def search(self, query: Rows, constrain: Constrain, k: int | None, include_query: bool = True) -> Neighbours:
         """S_i of every query: the k nearest among the rows that the constraint relates to it; None: all of these."""
         return find(query, self.rows(), constrain, k, include_query)
 
@@ -110,11 +110,11 @@ class MemoryBank(nn.Module):
         if self.companion is not None:
             self.companion[slot] = torch.nan
 
-    def whole_state(self) -> dict[str, Any]:
+    def full_state_dict(self) -> dict[str, Any]:
         """The state of the whole bank, whoever holds it; where several do, complete for the first of them alone."""
         return self.state_dict()
 
-    def own_share(self, whole: Mapping[str, Any]) -> Mapping[str, Any]:
+    def shard_state_dict(self, whole: Mapping[str, Any]) -> Mapping[str, Any]:
         """What of the state of a whole bank belongs here."""
         return whole
 
@@ -130,7 +130,7 @@ def found_in(
 ) -> Neighbours:
     """S_i of every query in a bank, or in plain rows of one an image."""
     if isinstance(bank, MemoryBank):
-        return bank.find(query, constrain, k, include_query)
+        return bank.search(query, constrain, k, include_query)
     if bank.repeats:
         raise ValueError("an image has two rows among these; keep one row an image, as MemoryBank does")
     return find(query, bank, constrain, k, include_query)
@@ -154,7 +154,7 @@ class EmbeddingCache:
         self.embedding = torch.full((share, dim), torch.nan, dtype=dtype)
         self.changed = torch.zeros(share, dtype=torch.bool)
 
-    def exchange(self, rows: Rows) -> Float[Tensor, "n d"]:
+    def swap(self, rows: Rows) -> Float[Tensor, "n d"]:
         """Hand out what was remembered of these images, then remember what they are now; all ask for the same."""
         index = rows.index.cpu()
         kept_here = index % self.world.size == self.world.rank
@@ -165,7 +165,7 @@ class EmbeddingCache:
         self.changed[place] = True
         return self.world.all_reduce(remembered)  # nothing but zeros from those who do not keep an image
 
-    def whole(self) -> Tensor | None:
+    def snapshot(self) -> Tensor | None:
         """A copy of all images' embeddings, for the first process alone; from now on changes are counted anew."""
         self.changed.fill_(False)
         return self.world.gather_shards(self.embedding.clone())
@@ -177,12 +177,12 @@ class EmbeddingCache:
             self.embedding[place]
         )
 
-    def put_whole(self, embedding: Float[Tensor, "n d"]) -> None:
+    def load_snapshot(self, embedding: Float[Tensor, "n d"]) -> None:
         """Take up what `whole` has copied."""
         self.embedding.copy_(self.world.shard(embedding))
         self.changed.fill_(False)
 
-    def put_changes(self, index: Int[Tensor, " m"], embedding: Float[Tensor, "m d"]) -> None:
+    def load_changes(self, index: Int[Tensor, " m"], embedding: Float[Tensor, "m d"]) -> None:
         """Take up what `changes` has copied."""
         here = index % self.world.size == self.world.rank
         place = index[here] // self.world.size

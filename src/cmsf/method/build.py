@@ -39,14 +39,14 @@ from cmsf.method.losses import (
     SymmetricBYOL,
     Term,
 )
-from cmsf.method.pseudo_labels import Layers, PseudoClassifier, PseudoCourse, Vote
+from cmsf.method.pseudo_labels import KNNClassifier, MLPClassifier, PseudoClassifier, PseudoLabelSGD
 from cmsf.method.supervision import GivenLabels, NoSupervision, PreviousEpoch, PseudoLabels, Supervision, ThirdView
 from cmsf.models.backbones import feature_width, make_backbone
 from cmsf.models.encoders import Encoders
 from cmsf.models.heads import mlp
 from cmsf.models.precision import Precision
 from cmsf.models.sync_batchnorm import synchronize_batchnorm
-from cmsf.models.weights import StartingWeights, starting_weights
+from cmsf.models.weights import PretrainedWeights, load_pretrained
 from cmsf.recipes.recipe import AUTO, Recipe, Resolved
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.distributed import World
@@ -60,7 +60,7 @@ def make_learner(
     recipe: Resolved,
     label: Int[Tensor, " n"],
     device: torch.device | str,
-    start: StartingWeights | None = None,
+    start: PretrainedWeights | None = None,
     world: World = World(),
     bank_sharded: bool = False,
 ) -> Learner:
@@ -74,24 +74,24 @@ def make_learner(
     encoders = make_encoders(recipe, objective, _count_classes(label), start).to(device)
     if recipe.batch_norm == "sync":
         synchronize_batchnorm(encoders, world, device)
-    knowledge = _knowledge(recipe, objective, label.to(device), encoders.dim, world)
+    supervision = _supervision(recipe, objective, label.to(device), encoders.dim, world)
     return Learner(
         encoders=encoders,
         bank=_bank(objective, world, bank_sharded)(
-            recipe.bank_size, encoders.dim, knowledge.companion_dim, device=device, dtype=precision.dtype
+            recipe.bank_size, encoders.dim, supervision.companion_dim, device=device, dtype=precision.dtype
         ),
-        knowledge=knowledge,
-        objective=objective,
+        supervision=supervision,
+        loss_fn=objective,
         views=_views(recipe),
-        optimiser=_optimiser(recipe, encoders),
-        scaler=GradScaler(device.type, enabled=precision.scales_loss),
+        optimizer=_optimizer(recipe, encoders),
+        scaler=GradScaler(device.type, enabled=precision.uses_loss_scaling),
         world=world,
         shuffles=recipe.batch_norm == "shuffle",
     )
 
 
 def _bank(objective: Loss, world: World, sharded: bool) -> Callable[..., MemoryBank]:
-    if sharded and objective.bank != "none" and not objective.chooses:
+    if sharded and objective.bank != "none" and not objective.selects_neighbours:
         raise BadInput(
             "--bank-sharded is for methods that choose neighbours; this one compares with every row of the bank; "
             "leave it out"
@@ -131,19 +131,19 @@ def _mean_shift(recipe: Recipe) -> MeanShift:
     return MeanShift(tuple(term for term in (plain, constrained) if term.weight > 0), recipe.extra_crops)
 
 
-def empty_backbone(recipe: Resolved) -> nn.Module:
+def recipe_backbone(recipe: Resolved) -> nn.Module:
     """The recipe's network, to load weights into."""
     backbone = make_backbone(recipe.backbone, recipe.stem, recipe.size)
     return backbone.to(memory_format=torch.channels_last)
 
 
-def starting_backbone(recipe: Resolved, start: StartingWeights | None = None) -> nn.Module:
+def initial_backbone(recipe: Resolved, start: PretrainedWeights | None = None) -> nn.Module:
     """The recipe's network as training finds it: with the weights it is given, or those that the seed decides."""
     with torch.random.fork_rng(devices=[]):
         return _seeded_backbone(recipe, start).to(Precision(recipe.precision).dtype)
 
 
-def make_encoders(recipe: Resolved, objective: Loss, classes: int, start: StartingWeights | None = None) -> Encoders:
+def make_encoders(recipe: Resolved, objective: Loss, classes: int, start: PretrainedWeights | None = None) -> Encoders:
     """The encoders of an objective, with weights that the seed decides, but for a backbone that is given its own."""
     hidden, dim = recipe.projection_hidden, recipe.projection_dim
     with torch.random.fork_rng(devices=[]):
@@ -168,17 +168,17 @@ def make_encoders(recipe: Resolved, objective: Loss, classes: int, start: Starti
         )
 
 
-def _seeded_backbone(recipe: Resolved, start: StartingWeights | None) -> nn.Module:
+def _seeded_backbone(recipe: Resolved, start: PretrainedWeights | None) -> nn.Module:
     torch.manual_seed(recipe.seed)  # before the weights that are given, so that what is drawn afterwards is the same
-    backbone = empty_backbone(recipe)
+    backbone = recipe_backbone(recipe)
     if start is not None:
-        start.put_into(backbone)
+        start.load_into(backbone)
     return backbone
 
 
-def starts_from(recipe: Resolved) -> StartingWeights | None:
+def pretrained_weights(recipe: Resolved) -> PretrainedWeights | None:
     """The weights that the recipe names; None: random ones."""
-    return None if recipe.init == "none" else starting_weights(recipe.init, recipe.backbone, recipe.size)
+    return None if recipe.init == "none" else load_pretrained(recipe.init, recipe.backbone, recipe.size)
 
 
 def _views(recipe: Resolved) -> dict[int, Augmentation]:
@@ -201,9 +201,9 @@ def _views(recipe: Resolved) -> dict[int, Augmentation]:
     return {FIRST: first, SECOND: second, THIRD: first, SUPPORT: first, **extra}
 
 
-def _optimiser(recipe: Resolved, encoders: Encoders) -> Optimizer:
+def _optimizer(recipe: Resolved, encoders: Encoders) -> Optimizer:
     lr, momentum = recipe.lr, recipe.sgd_momentum
-    learning = encoders.learning()
+    learning = encoders.trainable_parameters()
     if recipe.optimiser == "sgd":
         return SGD(learning, lr, momentum, weight_decay=recipe.weight_decay)
     # Biases and BatchNorm are neither decayed nor adapted (You et al. 2017).
@@ -217,7 +217,7 @@ def _optimiser(recipe: Resolved, encoders: Encoders) -> Optimizer:
     return lars
 
 
-def _knowledge(recipe: Resolved, objective: Loss, label: Int[Tensor, " n"], dim: int, world: World) -> Supervision:
+def _supervision(recipe: Resolved, objective: Loss, label: Int[Tensor, " n"], dim: int, world: World) -> Supervision:
     precision = Precision(recipe.precision)
     if _has_pseudo_labels(recipe, objective):
         classifier, offline = _pseudo_classifier(recipe, label, dim), embeds_clean_views(recipe, objective)
@@ -227,7 +227,7 @@ def _knowledge(recipe: Resolved, objective: Loss, label: Int[Tensor, " n"], dim:
     if embeds_third_view(recipe):
         return ThirdView(dim)
     if _has_companions(recipe):
-        return PreviousEpoch(len(label), dim, precision.resting, world)
+        return PreviousEpoch(len(label), dim, precision.cache_dtype, world)
     return NoSupervision()
 
 
@@ -257,9 +257,11 @@ def _pseudo_classifier(recipe: Recipe, label: Tensor, dim: int) -> PseudoClassif
     dtype, known = Precision(recipe.precision).dtype, label[label != UNKNOWN]
     classes, count = _count_classes(label), known.bincount()
     if recipe.pseudo_labels == "knn":
-        made: PseudoClassifier = Vote(len(known), dim, classes, min(_VOTES, int(count[count > 0].min())), dtype)
+        made: PseudoClassifier = KNNClassifier(
+            len(known), dim, classes, min(_VOTES, int(count[count > 0].min())), dtype
+        )
     else:
         hidden = {"linear": 0, "mlp-2": 1, "mlp-3": 2}[recipe.pseudo_labels]
-        course = PseudoCourse(epochs=recipe.pseudo_epochs, lr=recipe.pseudo_lr)
-        made = Layers(dim, classes, hidden, course, recipe.seed)
+        course = PseudoLabelSGD(epochs=recipe.pseudo_epochs, lr=recipe.pseudo_lr)
+        made = MLPClassifier(dim, classes, hidden, course, recipe.seed)
     return made.to(label.device, dtype)

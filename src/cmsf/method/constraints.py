@@ -12,7 +12,7 @@ from cmsf.method.rows import Rows
 from cmsf.method.search import (
     Candidates,
     EveryRow,
-    Own,
+    OwnRow,
     Relaxed,
     RowsOfLabel,
     RowsWithCompanion,
@@ -70,6 +70,6 @@ class NearCompanion(Constraint):
         if self.k is None:
             near: Candidates = RowsWithCompanion()
         else:
-            own, allowed = Own(rows.positions_of(asking.index)), rows.exists & rows.has_companion
+            own, allowed = OwnRow(rows.positions_of(asking.index)), rows.exists & rows.has_companion
             near = ShortList(nearest_vectors(asking.companion, rows.companion, allowed, rows.index, self.k, own))
         return near if known.all() else Relaxed(known, near)

@@ -11,7 +11,17 @@ from torch import Tensor
 
 from cmsf.method.bank import MemoryBank
 from cmsf.method.rows import Rows
-from cmsf.method.search import Constrain, Neighbours, Own, all_of, check_enqueued, check_related, sum_of, top, translate
+from cmsf.method.search import (
+    Constrain,
+    Neighbours,
+    OwnRow,
+    all_of,
+    check_enqueued,
+    check_related,
+    sum_of,
+    top,
+    translate,
+)
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.distributed import World
 
@@ -26,9 +36,9 @@ class ReplicatedBank(MemoryBank):
         self.world = world
 
     @torch.no_grad()
-    def find(self, query: Rows, constrain: Constrain, k: int | None, include_query: bool = True) -> Neighbours:
+    def search(self, query: Rows, constrain: Constrain, k: int | None, include_query: bool = True) -> Neighbours:
         """S_i of every query; everybody asks for all of them."""
-        mine = super().find(query[self.world.chunk(len(query))], constrain, k, include_query)
+        mine = super().search(query[self.world.chunk(len(query))], constrain, k, include_query)
         row = None if mine.row is None else self.world.gather(mine.row)
         return Neighbours(row, self.world.gather(mine.count), self.world.gather(mine.mean))
 
@@ -52,12 +62,12 @@ class ShardedBank(MemoryBank):
         return Rows(self.embedding[: len(index)], index, label, companion)
 
     @torch.no_grad()
-    def find(self, query: Rows, constrain: Constrain, k: int | None, include_query: bool = True) -> Neighbours:
+    def search(self, query: Rows, constrain: Constrain, k: int | None, include_query: bool = True) -> Neighbours:
         """S_i of every query; everybody asks for all of them."""
         if not self.written:
             return Neighbours.none(query, k)
         rows = self.rows()
-        own = Own(rows.positions_of(query.index), include_query)
+        own = OwnRow(rows.positions_of(query.index), include_query)
         candidates = constrain(query, rows).agreed(query, self._agree)
         if include_query:
             held = own.position != UNKNOWN
@@ -86,12 +96,12 @@ class ShardedBank(MemoryBank):
         tied_before = ((similarity == level) & (rows.index < self.index[position][:, None])).sum(1)
         return 1 + self.world.all_reduce(nearer + tied_before)
 
-    def whole_state(self) -> dict[str, Any]:
+    def full_state_dict(self) -> dict[str, Any]:
         vectors = {name: getattr(self, name) for name in _VECTORS}
         collected = {name: self.world.gather_shards(held.cpu()) for name, held in vectors.items() if held is not None}
         return self.state_dict() | collected
 
-    def own_share(self, whole: Mapping[str, Any]) -> Mapping[str, Any]:
+    def shard_state_dict(self, whole: Mapping[str, Any]) -> Mapping[str, Any]:
         return {name: self.world.shard(x) if name in _VECTORS else x for name, x in whole.items()}
 
     def _agree(self, query: Rows, position: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
@@ -99,7 +109,7 @@ class ShardedBank(MemoryBank):
         rows = self.rows()
         assert query.companion is not None
         assert rows.companion is not None
-        own = Own(rows.positions_of(query.index))
+        own = OwnRow(rows.positions_of(query.index))
         best = self._best(query.companion, rows.companion, rows.index, position, own)
         return torch.where(self._here(best), self._place(best), UNKNOWN)
 
@@ -109,12 +119,12 @@ class ShardedBank(MemoryBank):
         held: Float[Tensor, "n d"],
         index: Int[Tensor, " n"],
         near: Int[Tensor, "b k"],
-        own: Own,
+        own: OwnRow,
     ) -> Int[Tensor, "b k"]:
         """The nearest of what everybody has found near, as many as one has found: as positions in the whole bank."""
         there = near != UNKNOWN
         similarity = (held[near] @ vector[:, :, None])[:, :, 0]
-        similarity = own.settle(similarity, near).masked_fill(~there, -torch.inf)
+        similarity = own.apply_to(similarity, near).masked_fill(~there, -torch.inf)
         position = torch.where(there, near * self.world.size + self.world.rank, UNKNOWN)
         similarity, image, position = (self.world.gather(found.T).T for found in (similarity, index[near], position))
         return translate(top(similarity, image, near.shape[1]), position)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from cmsf.data.transforms import Augmentation, Batch, Crop
 from cmsf.method.bank import MemoryBank
-from cmsf.method.losses import SUPPORT, THIRD, Loss, LossOutput, Step, Together
+from cmsf.method.losses import SUPPORT, THIRD, Loss, LossOutput, Step, ViewGroup
 from cmsf.method.rows import Rows
 from cmsf.method.supervision import Supervision
 from cmsf.models.encoders import EncoderOutput, Encoders
@@ -33,11 +33,11 @@ class Diverged(BadInput):
 class Learner:
     encoders: Encoders
     bank: MemoryBank
-    knowledge: Supervision
-    objective: Loss
+    supervision: Supervision
+    loss_fn: Loss
     views: dict[int, Augmentation]
     """How each view is made: T1 and T2 in the paper, and what else is asked for."""
-    optimiser: Optimizer
+    optimizer: Optimizer
     scaler: GradScaler = field(default_factory=lambda: GradScaler(enabled=False))
     """Keeps gradients of fp16 from vanishing; otherwise it does nothing."""
     world: World = World()
@@ -47,10 +47,10 @@ class Learner:
     tell one encoder what the other has seen."""
 
     @property
-    def crops(self) -> dict[int, Crop]:
+    def view_crops(self) -> dict[int, Crop]:
         """What each view of a step shows of an image, for those who cut it beforehand."""
-        wanted = {view for together in (*self.objective.target, *self.objective.online) for view in together}
-        if self.knowledge.wants_another_view:
+        wanted = {view for together in (*self.loss_fn.target, *self.loss_fn.online) for view in together}
+        if self.supervision.needs_third_view:
             wanted.add(THIRD)
         return {view: self.views[view].crop for view in sorted(wanted)}
 
@@ -60,23 +60,23 @@ class Learner:
         Returns the queries as they entered the bank, and what the objective said.
         """
         images = dict.fromkeys(self.views, batch) | ({} if support is None else {SUPPORT: support})
-        target = self._pass(self._embed, self.objective.target, images)  # u = f(T1 x), no gradient
-        online = self._pass(self.encoders.encode, self.objective.online, images)  # v = h(g(T2 x))
+        target = self._pass(self._embed, self.loss_fn.target, images)  # u = f(T1 x), no gradient
+        online = self._pass(self.encoders.encode, self.loss_fn.online, images)  # v = h(g(T2 x))
         first = next(view for view in (*target, *online) if view != SUPPORT)
         query = self._known((online | target)[first], batch)
 
-        if self.objective.bank == "before":  # so that u itself is a candidate
+        if self.loss_fn.bank == "before":  # so that u itself is a candidate
             self.bank.enqueue(query)
         labelled = None if support is None else self._known(online[SUPPORT], support)
-        outcome = self.objective(Step(query, self.bank, online, target, labelled))
-        self._descend(outcome)
-        if self.objective.bank == "after":
+        outcome = self.loss_fn(Step(query, self.bank, online, target, labelled))
+        self.optimizer_step(outcome)
+        if self.loss_fn.bank == "after":
             self.bank.enqueue(query)
-        self.encoders.follow(target_momentum)
+        self.encoders.update_ema(target_momentum)
         return query, outcome
 
     def _pass(
-        self, encode: Callable[[Tensor], EncoderOutput], passes: tuple[Together, ...], images: dict[int, Batch]
+        self, encode: Callable[[Tensor], EncoderOutput], passes: tuple[ViewGroup, ...], images: dict[int, Batch]
     ) -> dict[int, EncoderOutput]:
         """What an encoder makes of each view, one pass for those that go together."""
         encoded: dict[int, EncoderOutput] = {}
@@ -84,7 +84,7 @@ class Learner:
             views = [self.views[view](images[view], view) for view in together]
             whole = encode(views[0] if len(views) == 1 else torch.cat(views))
             parts = whole.split([len(view) for view in views])
-            encoded |= {view: part.of_all(self.world) for view, part in zip(together, parts, strict=True)}
+            encoded |= {view: part.gather(self.world) for view, part in zip(together, parts, strict=True)}
         return encoded
 
     def _embed(self, images: Float[Tensor, "b 3 h w"]) -> EncoderOutput:
@@ -92,23 +92,23 @@ class Learner:
         if not self.shuffles:
             return self.encoders.embed(images)
         everyones = self.world.gather(images)
-        mixed = self.encoders.embed(self.world.shard(everyones)).of_all(self.world)
+        mixed = self.encoders.embed(self.world.shard(everyones)).gather(self.world)
         return mixed[self.world.unshard_order(len(everyones))[self.world.chunk(len(everyones))]]
 
     def _known(self, encoded: EncoderOutput, batch: Batch) -> Rows:
         """Rows of these images with what is known of them."""
         embedding = encoded.embedding.detach()
         rows = Rows(embedding, self.world.gather(batch.index.to(embedding.device)))
-        return self.knowledge(rows, lambda: self._pass(self._embed, ((THIRD,),), {THIRD: batch})[THIRD].embedding)
+        return self.supervision(rows, lambda: self._pass(self._embed, ((THIRD,),), {THIRD: batch})[THIRD].embedding)
 
-    def _descend(self, outcome: LossOutput) -> None:
+    def optimizer_step(self, outcome: LossOutput) -> None:
         loss = outcome.loss
         if not loss.isfinite():  # the weights are still those of before
-            raise Diverged(f"the loss is {float(loss.detach())}", outcome.plain())
-        self.optimiser.zero_grad(set_to_none=True)
+            raise Diverged(f"the loss is {float(loss.detach())}", outcome.scalars())
+        self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
-        self.world.all_reduce_gradients(self.encoders.learning())
-        self.scaler.step(self.optimiser)
+        self.world.all_reduce_gradients(self.encoders.trainable_parameters())
+        self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.scaler.is_enabled() and self.scaler.get_scale() < 1:
-            raise Diverged("the gradients are no numbers at any scale", outcome.plain())
+            raise Diverged("the gradients are no numbers at any scale", outcome.scalars())

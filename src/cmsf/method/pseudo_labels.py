@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cmsf.method.rows import Rows
-from cmsf.method.search import Own, nearest_vectors
-from cmsf.models.course import SGDSettings
-from cmsf.models.heads import mlp
+from cmsf.method.search import OwnRow, nearest_vectors
+from cmsf.models.heads import SGDSettings, mlp
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.rng import permutation
 
@@ -33,19 +32,19 @@ class PseudoClassifier(nn.Module, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PseudoCourse(SGDSettings):
+class PseudoLabelSGD(SGDSettings):
     """How layers are trained each time: the paper's SGD, of which 1 % of ImageNet's labels make 500 steps."""
 
     epochs: int = 10
     lr: float = 0.01
-    least_steps: int = 20
+    min_steps: int = 20
 
 
-class Layers(PseudoClassifier):
+class MLPClassifier(PseudoClassifier):
     """A linear layer, or a perceptron with BatchNorm and ReLU after each of its hidden layers, which are twice as wide
     as the embedding. (The width is that of the authors' code; the paper's text gives the projector's.)"""
 
-    def __init__(self, dim: int, classes: int, hidden_layers: int, course: PseudoCourse, seed: int) -> None:
+    def __init__(self, dim: int, classes: int, hidden_layers: int, course: PseudoLabelSGD, seed: int) -> None:
         super().__init__()
         self.course, self.seed = course, seed
         with torch.random.fork_rng(devices=[]):
@@ -55,8 +54,8 @@ class Layers(PseudoClassifier):
     def fit(self, rows: Rows, times: int) -> None:
         known = rows[rows.exists]
         assert known.label is not None
-        batch, epochs = self.course.for_examples(len(known))
-        optimiser = self.course.optimiser(self.parameters())
+        batch, epochs = self.course.batch_and_epochs(len(known))
+        optimiser = self.course.make_optimizer(self.parameters())
         self.train()
         for epoch in range(epochs):
             order = permutation(len(known), self.seed, _TRAINING + times, epoch).to(known.index.device)
@@ -72,7 +71,7 @@ class Layers(PseudoClassifier):
         return probability
 
 
-class Vote(PseudoClassifier):
+class KNNClassifier(PseudoClassifier):
     """The share of each class among the k nearest labelled rows, as they were when it learned last.
 
     k is at most what the smallest class has, or else no class could ever have all votes.
@@ -96,7 +95,7 @@ class Vote(PseudoClassifier):
     @torch.no_grad()
     def forward(self, embedding: Float[Tensor, "b d"]) -> Float[Tensor, "b c"]:
         rows = Rows(self.embedding, self.index, self.label)
-        nobody = Own(torch.full((len(embedding),), UNKNOWN, device=embedding.device))
+        nobody = OwnRow(torch.full((len(embedding),), UNKNOWN, device=embedding.device))
         near = nearest_vectors(embedding, rows.embedding, rows.exists, rows.index, self.k, nobody)
         there = near != UNKNOWN
         votes = embedding.new_zeros(len(embedding), self.classes)

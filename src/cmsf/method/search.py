@@ -48,7 +48,7 @@ class Candidates(ABC):
     """C_i of every query of a batch, described without listing it row by row."""
 
     @abstractmethod
-    def nearest(self, query: Rows, rows: Rows, k: int, own: Own) -> Int[Tensor, "b k"]:
+    def nearest(self, query: Rows, rows: Rows, k: int, own: OwnRow) -> Int[Tensor, "b k"]:
         """The k nearest rows of C_i, nearest first, UNKNOWN where it has fewer."""
 
     @abstractmethod
@@ -72,16 +72,16 @@ Agree = Callable[[Rows, Int[Tensor, "b n"]], Int[Tensor, "b n"]]
 
 
 @dataclass(frozen=True)
-class Own:
+class OwnRow:
     """Each query's own row: always its nearest, whatever rounding says, or else never chosen."""
 
     position: Int[Tensor, " b"]
     included: bool = True
 
-    def __getitem__(self, chosen: Tensor | slice) -> Own:
-        return Own(self.position[chosen], self.included)
+    def __getitem__(self, chosen: Tensor | slice) -> OwnRow:
+        return OwnRow(self.position[chosen], self.included)
 
-    def settle(self, similarity: Float[Tensor, "b n"], position: Int[Tensor, "*b n"]) -> Float[Tensor, "b n"]:
+    def apply_to(self, similarity: Float[Tensor, "b n"], position: Int[Tensor, "*b n"]) -> Float[Tensor, "b n"]:
         """Similarities in which the own row, where it is among these positions, wins or loses for certain."""
         mine = (position == self.position[:, None]) & (self.position[:, None] != UNKNOWN)
         return similarity.masked_fill(mine, torch.inf if self.included else -torch.inf)
@@ -91,7 +91,7 @@ def search(query: Rows, rows: Rows, candidates: Candidates, k: int | None, inclu
     """S_i: the k nearest of C_i to u_i, |S_i| = min(k, |C_i|); k = None takes all of C_i."""
     if not len(rows):
         return Neighbours.none(query, k)
-    own = Own(rows.positions_of(query.index), include_query)
+    own = OwnRow(rows.positions_of(query.index), include_query)
     if k is None:
         row, total, count = None, *all_of(query, rows, candidates, own)
     else:
@@ -101,7 +101,9 @@ def search(query: Rows, rows: Rows, candidates: Candidates, k: int | None, inclu
     return Neighbours(row, count, total / count.clamp_min(1)[:, None])
 
 
-def all_of(query: Rows, rows: Rows, candidates: Candidates, own: Own) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
+def all_of(
+    query: Rows, rows: Rows, candidates: Candidates, own: OwnRow
+) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
     """The sum of C_i's embeddings and |C_i|, without the query's own row where that does not count."""
     total, count = candidates.total(query, rows)
     if own.included:
@@ -163,7 +165,7 @@ def rank(query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Int[Tensor, " 
 class EveryRow(Candidates):
     """C_i = M."""
 
-    def nearest(self, query: Rows, rows: Rows, k: int, own: Own) -> Int[Tensor, "b k"]:
+    def nearest(self, query: Rows, rows: Rows, k: int, own: OwnRow) -> Int[Tensor, "b k"]:
         return nearest_vectors(query.embedding, rows.embedding, rows.exists, rows.index, k, own)
 
     def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
@@ -178,7 +180,7 @@ class EveryRow(Candidates):
 class RowsWithCompanion(Candidates):
     """C_i = the rows that have a companion."""
 
-    def nearest(self, query: Rows, rows: Rows, k: int, own: Own) -> Int[Tensor, "b k"]:
+    def nearest(self, query: Rows, rows: Rows, k: int, own: OwnRow) -> Int[Tensor, "b k"]:
         return nearest_vectors(query.embedding, rows.embedding, self._inside(rows), rows.index, k, own)
 
     def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
@@ -197,14 +199,14 @@ class RowsWithCompanion(Candidates):
 class RowsOfLabel(Candidates):
     """C_i = the rows with the label of query i. Each label's rows are looked at by its own queries alone."""
 
-    def nearest(self, query: Rows, rows: Rows, k: int, own: Own) -> Int[Tensor, "b k"]:
+    def nearest(self, query: Rows, rows: Rows, k: int, own: OwnRow) -> Int[Tensor, "b k"]:
         asked, held = _labels(query, rows)
         found = torch.full((len(query), k), UNKNOWN, device=asked.device)
         for label in asked.unique():
             asking = (asked == label).nonzero()[:, 0]
             member = (rows.exists & (held == label)).nonzero()[:, 0]
             similarity = query.embedding[asking] @ rows.embedding[member].T
-            place = top(own[asking].settle(similarity, member), rows.index[member], k)
+            place = top(own[asking].apply_to(similarity, member), rows.index[member], k)
             found[asking] = translate(place, member.expand(len(asking), -1))
         return found
 
@@ -229,14 +231,14 @@ class ShortList(Candidates):
 
     position: Int[Tensor, "b n"]
 
-    def nearest(self, query: Rows, rows: Rows, k: int, own: Own) -> Int[Tensor, "b k"]:
+    def nearest(self, query: Rows, rows: Rows, k: int, own: OwnRow) -> Int[Tensor, "b k"]:
         found = []
         step = max(1, _BLOCK // max(1, self.position.shape[1] * rows.embedding.shape[1]))
         for start in range(0, len(query), step):
             part = slice(start, start + step)
             position = self.position[part]
             similarity = (rows.embedding[position] @ query.embedding[part][:, :, None])[:, :, 0]
-            similarity = own[part].settle(similarity, position).masked_fill(position == UNKNOWN, -torch.inf)
+            similarity = own[part].apply_to(similarity, position).masked_fill(position == UNKNOWN, -torch.inf)
             found.append(translate(top(similarity, rows.index[position], k), position))
         return torch.cat(found)
 
@@ -261,7 +263,7 @@ class Relaxed(Candidates):
     known: Bool[Tensor, " b"]
     constrained: Candidates
 
-    def nearest(self, query: Rows, rows: Rows, k: int, own: Own) -> Int[Tensor, "b k"]:
+    def nearest(self, query: Rows, rows: Rows, k: int, own: OwnRow) -> Int[Tensor, "b k"]:
         found = torch.full((len(query), k), UNKNOWN, device=query.index.device)
         for chosen, candidates in self._parts():
             found[chosen] = candidates.nearest(query[chosen], rows, k, own[chosen])
@@ -295,7 +297,7 @@ def nearest_vectors(
     allowed: Bool[Tensor, " n"],
     index: Int[Tensor, " n"],
     k: int,
-    own: Own,
+    own: OwnRow,
     watched: Callable[[range], Iterable[int]] = iter,
 ) -> Int[Tensor, "b k"]:
     """The k allowed vectors of greatest dot product; equal ones by lower index; UNKNOWN where they run out.

@@ -23,7 +23,7 @@ Embed = Callable[[Int[Tensor, " m"]], Float[Tensor, "m d"]]
 
 
 @dataclass(frozen=True)
-class Guess:
+class PseudoLabelOutput:
     """What is thought of images that have no label, UNKNOWN where nothing is yet, and whether it is used as one."""
 
     index: Int[Tensor, " u"]
@@ -36,18 +36,18 @@ class Supervision(ABC):
 
     companion_dim: int | None = None
     """The width of the companions it fills in; None where it fills in none."""
-    wants_another_view: bool = False
+    needs_third_view: bool = False
     """Whether it asks for one more view of every image."""
-    guess: Guess | None = None
+    pseudo_labels: PseudoLabelOutput | None = None
     """What it thought of the last batch's images that have no label; None where it does not guess."""
     seconds: float = 0.0
     """How long it has taken so far."""
-    apart: EmbeddingCache | None = None
+    companion_cache: EmbeddingCache | None = None
     """What it remembers that is as long as the data: no part of `state_dict`, and saved by itself."""
 
     @abstractmethod
-    def __call__(self, query: Rows, another_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
-        """The query with what is known of it; `another_view` embeds one more weak view by the target."""
+    def __call__(self, query: Rows, third_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
+        """The query with what is known of it; `third_view` embeds one more weak view by the target."""
 
     def refresh(self, embed: Embed) -> None:
         """In the middle of an epoch and at its end: time to learn from what was remembered."""
@@ -63,7 +63,7 @@ class Supervision(ABC):
 class NoSupervision(Supervision):
     """Mean shift and BYOL know nothing of an image but the image."""
 
-    def __call__(self, query: Rows, another_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
+    def __call__(self, query: Rows, third_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
         return query
 
 
@@ -73,7 +73,7 @@ class GivenLabels(Supervision):
     def __init__(self, label: Int[Tensor, " n"]) -> None:
         self.label = label
 
-    def __call__(self, query: Rows, another_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
+    def __call__(self, query: Rows, third_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
         return replace(query, label=self.label.to(query.index.device)[query.index])
 
 
@@ -84,25 +84,27 @@ class PreviousEpoch(Supervision):
     a row leaves the bank; as in the authors' code, ours is refreshed at once.
     """
 
+    companion_cache: EmbeddingCache
+
     def __init__(self, images: int, dim: int, dtype: torch.dtype = torch.float32, world: World = World()) -> None:
-        self.cache = self.apart = EmbeddingCache(images, dim, dtype, world)
+        self.companion_cache = EmbeddingCache(images, dim, dtype, world)
         self.companion_dim = dim
 
-    def __call__(self, query: Rows, another_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
-        return replace(query, companion=self.cache.exchange(query))
+    def __call__(self, query: Rows, third_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
+        return replace(query, companion=self.companion_cache.swap(query))
 
 
 class ThirdView(Supervision):
     """The companion is a third augmentation through the target: the paper's costlier alternative to a cache."""
 
-    wants_another_view = True
+    needs_third_view = True
 
     def __init__(self, dim: int) -> None:
         self.companion_dim = dim
 
-    def __call__(self, query: Rows, another_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
+    def __call__(self, query: Rows, third_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
         with torch.no_grad():
-            return replace(query, companion=another_view())
+            return replace(query, companion=third_view())
 
 
 class PseudoLabels(Supervision):
@@ -132,16 +134,16 @@ class PseudoLabels(Supervision):
         self.cache = EmbeddingCache(len(self.labelled), dim, dtype)
         self.times_trained = 0
 
-    def __call__(self, query: Rows, another_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
+    def __call__(self, query: Rows, third_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
         with self._timed():
             given = self.label[query.index]
             known = given != UNKNOWN
             if not self.offline:
-                self.cache.exchange(Rows(query.embedding[known], self.slot[query.index[known]]))
+                self.cache.swap(Rows(query.embedding[known], self.slot[query.index[known]]))
             others = query[~known]
-            self.guess = self._guess(others)
+            self.pseudo_labels = self._guess(others)
             label = given.clone()
-            label[~known] = torch.where(self.guess.confident, self.guess.label, UNKNOWN)
+            label[~known] = torch.where(self.pseudo_labels.confident, self.pseudo_labels.label, UNKNOWN)
             return replace(query, label=label)
 
     def refresh(self, embed: Embed) -> None:
@@ -149,7 +151,7 @@ class PseudoLabels(Supervision):
             if self.offline:
                 slots = torch.arange(len(self.labelled), device=self.label.device)
                 mine = self.labelled[self.world.chunk(len(self.labelled))]
-                self.cache.exchange(Rows(self.world.gather(embed(mine)), slots))
+                self.cache.swap(Rows(self.world.gather(embed(mine)), slots))
             embedding = self.cache.embedding.to(self.label.device)
             filled = ~embedding[:, 0].isnan()
             if len(self.label[self.labelled][filled].unique()) < 2:
@@ -162,12 +164,12 @@ class PseudoLabels(Supervision):
             self.world.broadcast(self.classifier)
             self.times_trained += 1
 
-    def _guess(self, others: Rows) -> Guess:
+    def _guess(self, others: Rows) -> PseudoLabelOutput:
         if not self.times_trained or not len(others):
             nothing = torch.full_like(others.index, UNKNOWN)
-            return Guess(others.index, nothing, torch.zeros_like(nothing, dtype=torch.bool))
+            return PseudoLabelOutput(others.index, nothing, torch.zeros_like(nothing, dtype=torch.bool))
         confidence, label = self.classifier(others.embedding).max(1)
-        return Guess(others.index, label, confidence >= self.threshold)
+        return PseudoLabelOutput(others.index, label, confidence >= self.threshold)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -187,7 +189,7 @@ class PseudoLabels(Supervision):
         return {"embedding": self.cache.embedding, **classifier, "times_trained": torch.tensor(self.times_trained)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.cache.put_whole(state["embedding"])
+        self.cache.load_snapshot(state["embedding"])
         prefix = "classifier."
         own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         self.classifier.load_state_dict(own)

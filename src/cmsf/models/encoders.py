@@ -20,23 +20,23 @@ class EncoderOutput:
 
     embedding: the projection, or the features where there is no projector, as unit rows.
     prediction: what the predictor makes of it, as unit rows; the embedding where there is none.
-    scores: of the classes; of no class where there is no classifier.
+    logits: of the classes; of no class where there is no classifier.
     """
 
     embedding: Float[Tensor, "b d"]
     prediction: Float[Tensor, "b d"]
-    scores: Float[Tensor, "b c"]
+    logits: Float[Tensor, "b c"]
 
     def __getitem__(self, chosen: Tensor | slice) -> EncoderOutput:
-        return EncoderOutput(self.embedding[chosen], self.prediction[chosen], self.scores[chosen])
+        return EncoderOutput(self.embedding[chosen], self.prediction[chosen], self.logits[chosen])
 
     def split(self, sizes: list[int]) -> list[EncoderOutput]:
-        parts = zip(self.embedding.split(sizes), self.prediction.split(sizes), self.scores.split(sizes), strict=True)
+        parts = zip(self.embedding.split(sizes), self.prediction.split(sizes), self.logits.split(sizes), strict=True)
         return [EncoderOutput(*part) for part in parts]
 
-    def of_all(self, world: World) -> EncoderOutput:
+    def gather(self, world: World) -> EncoderOutput:
         """What the encoders of all processes made of the whole batch, in one message."""
-        columns = (self.embedding, self.prediction, self.scores)
+        columns = (self.embedding, self.prediction, self.logits)
         gathered = world.gather(torch.cat(columns, dim=1))
         return EncoderOutput(*gathered.split([column.shape[1] for column in columns], dim=1))
 
@@ -84,8 +84,8 @@ class Encoders(nn.Module):
             features = self.online.backbone(images.to(self.precision.dtype))
             projection = self.online.projector(features)
             prediction = self.predictor(projection)
-            scores = features[:, :0] if self.classifier is None else self.classifier(features)
-        return EncoderOutput(self._unit(projection), self._unit(prediction), scores.to(self.precision.dtype))
+            logits = features[:, :0] if self.classifier is None else self.classifier(features)
+        return EncoderOutput(self._unit(projection), self._unit(prediction), logits.to(self.precision.dtype))
 
     @torch.no_grad()
     def embed(self, images: Float[Tensor, "b 3 h w"]) -> EncoderOutput:
@@ -97,16 +97,16 @@ class Encoders(nn.Module):
         return EncoderOutput(embedding, embedding, embedding[:, :0])
 
     @torch.no_grad()
-    def follow(self, momentum: float) -> None:
+    def update_ema(self, momentum: float) -> None:
         """f ← m f + (1 − m) g. BatchNorm's statistics are not averaged: f gathers its own from what it sees."""
         if self.target is not None:
             torch._foreach_lerp_(list(self.target.parameters()), list(self.online.parameters()), 1 - momentum)
 
-    def learning(self) -> list[nn.Parameter]:
+    def trainable_parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     @torch.no_grad()
-    def finite(self) -> bool:
+    def is_finite(self) -> bool:
         """Whether all weights and all of BatchNorm's statistics are numbers."""
         values = [value for value in self.state_dict().values() if value.is_floating_point()]
         return bool(torch.stack(torch._foreach_norm(values)).isfinite().all())

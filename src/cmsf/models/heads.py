@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 from torch import nn
+from torch.optim import SGD
 
 
 def mlp(
@@ -19,3 +23,29 @@ def mlp(
         inputs = hidden
     last = [nn.BatchNorm1d(outputs, affine=False)] if output_norm else []
     return nn.Sequential(*layers, nn.Linear(inputs, outputs), *last)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGDSettings:
+    """Few examples make few steps, which would teach nothing: they are gone through more often, for `min_steps`.
+
+    The last incomplete batch of an epoch is dropped.
+    """
+
+    epochs: int
+    lr: float
+    batch: int = 256
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    min_steps: int
+
+    def batch_and_epochs(self, count: int) -> tuple[int, int]:
+        """Batch size and epochs."""
+        batch = self.batch_size_for(count)
+        return batch, max(self.epochs, -(-self.min_steps // (count // batch)))
+
+    def batch_size_for(self, count: int) -> int:
+        return min(self.batch, count)
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> SGD:
+        return SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)

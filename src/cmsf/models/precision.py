@@ -28,12 +28,12 @@ class Precision:
         return torch.float64 if self.name == "fp64" else torch.float32
 
     @property
-    def resting(self) -> torch.dtype:
+    def cache_dtype(self) -> torch.dtype:
         """Of the cache of one row an image, the largest thing in memory: half the bits where a run is mixed anyway."""
         return torch.float16 if self._lower is not None else self.dtype
 
     @property
-    def scales_loss(self) -> bool:
+    def uses_loss_scaling(self) -> bool:
         """Gradients of fp16 vanish where they are not made larger."""
         return self.name == "fp16"
 

@@ -36,7 +36,7 @@ _SHOWN, _SHOWN_OF_USERS = 2, 4
 
 
 @dataclass(frozen=True)
-class StartingWeights:
+class PretrainedWeights:
     """The tensors that a backbone starts with, without the head of a classifier."""
 
     origin: str
@@ -54,11 +54,11 @@ class StartingWeights:
             found.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
         return found.hexdigest()
 
-    def put_into(self, backbone: nn.Module) -> None:
+    def load_into(self, backbone: nn.Module) -> None:
         # The counter is younger than many a file and counts for nothing where BatchNorm has a momentum.
         counters = {name: torch.tensor(0) for name in backbone.state_dict() if name.endswith(_COUNTER)}
         remedy = "give weights of this backbone, or a --backbone, --stem and --size that fit"
-        fill(backbone, counters | self.tensors, self.origin, remedy)
+        load_strict(backbone, counters | self.tensors, self.origin, remedy)
 
 
 def is_timm_name(init: str) -> bool:
@@ -68,16 +68,16 @@ def is_timm_name(init: str) -> bool:
     return timm.is_model_pretrained(init) or (timm.is_model(init) and not init.endswith(_FILES))
 
 
-def starting_weights(init: str, backbone: str, size: int) -> StartingWeights:
+def load_pretrained(init: str, backbone: str, size: int) -> PretrainedWeights:
     """The weights by timm's name, or of a file, or of a run, for a backbone that sees images of this size."""
     if is_timm_name(init):
         tensors, note = _of_timm(init, backbone, size), _normalisation(init)
     else:
         tensors, note = _of_path(Path(init)), ""
-    return StartingWeights(f"--init {init}", _without_head(tensors, backbone, size), note)
+    return PretrainedWeights(f"--init {init}", _without_head(tensors, backbone, size), note)
 
 
-def fill(module: nn.Module, state: Mapping[str, Any], origin: str | Path, remedy: str = "") -> None:
+def load_strict(module: nn.Module, state: Mapping[str, Any], origin: str | Path, remedy: str = "") -> None:
     """Load weights that must fit one by one; weights of another network are named in one line."""
     if not isinstance(state, Mapping):
         raise BadInput(f"{origin} is truncated or damaged")
@@ -103,7 +103,7 @@ def fill(module: nn.Module, state: Mapping[str, Any], origin: str | Path, remedy
     module.load_state_dict(state)
 
 
-def read_tensors(file: Path) -> dict[str, Tensor]:
+def read_safetensors(file: Path) -> dict[str, Tensor]:
     """Tensors by name, of a .safetensors file that somebody else may have written; or BadInput."""
     check_regular_file(file)
     try:
@@ -112,7 +112,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         raise BadInput(f"cannot read {file}: {_why(error)}") from None
 
 
-def save(module: nn.Module, file: Path) -> None:
+def save_weights(module: nn.Module, file: Path) -> None:
     """A .safetensors file, whole or not at all."""
     tensors = {name: value.contiguous().cpu() for name, value in module.state_dict().items()}
     with report_write_errors(file), atomic_write(file) as temporary:

@@ -121,10 +121,10 @@ def _alignment(learner: Learner, data: Dataset, extractor: FeatureExtractor, see
 
 def _bank_purity(learner: Learner, data: Dataset, seed: int) -> list[Stat]:
     """Purity as the figure of that name has it, of the rows of the newest checkpoint."""
-    watched, bank, query = learner.objective.watched, learner.bank, sample_rows(learner.bank.rows(), seed, _QUERIES)
-    if watched is None or not learner.objective.chooses or not len(query):
+    watched, bank, query = learner.loss_fn.logged_search, learner.bank, sample_rows(learner.bank.rows(), seed, _QUERIES)
+    if watched is None or not learner.loss_fn.selects_neighbours or not len(query):
         return []
-    chosen = bank.find(query, watched.constraint, watched.k, watched.include_query)
+    chosen = bank.search(query, watched.constraint, watched.k, watched.include_query)
     seen = inspect(query, bank, watched.constraint, chosen, data.train.truth, watched.include_query)
     shares = [100 * float(purity.nanmean()) for purity in (seen.constrained, seen.unconstrained, seen.as_far)]
     if any(map(math.isnan, shares)):
@@ -137,13 +137,13 @@ def _bank_purity(learner: Learner, data: Dataset, seed: int) -> list[Stat]:
 
 def _ranks_by_size(learner: Learner, seed: int) -> list[Plot]:
     """The ablation of k′: the histogram of ranks that the same bank has with others (right half of that table)."""
-    watched, bank, query = learner.objective.watched, learner.bank, sample_rows(learner.bank.rows(), seed, _QUERIES)
+    watched, bank, query = learner.loss_fn.logged_search, learner.bank, sample_rows(learner.bank.rows(), seed, _QUERIES)
     if watched is None or watched.k is None or not isinstance(watched.constraint, NearCompanion):
         return []
     counts = {}
     for size in _SIZES:
         if watched.k <= size <= len(query):
-            row = bank.find(query, NearCompanion(size), watched.k, watched.include_query).row
+            row = bank.search(query, NearCompanion(size), watched.k, watched.include_query).row
             assert row is not None
             counts[f"k′ = {size}"] = (histogram(rank_of_last(query, bank, row)), len(query))
     if not counts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cmsf.analysis.far_neighbours import FarNeighbours, Ranked
 from cmsf.analysis.figures.gallery import one_a_class_in_turn
 from cmsf.method.learner import Learner
-from cmsf.method.losses import Watched
+from cmsf.method.losses import LoggedSearch
 from cmsf.method.rows import Rows
 from cmsf.report.contents import Gallery, GalleryRow, Item, Strip
 from cmsf.report.image_pool import NEIGHBOURS, PoolBuilder, differ
@@ -32,9 +32,9 @@ def feature_gallery(pool: PoolBuilder, seed: int) -> Gallery:
 
 def bank_galleries(pool: PoolBuilder, learner: Learner, seed: int) -> list[Gallery]:
     """What the constraint brings near in the run's bank, and what lies as near without it."""
-    watched, rows = learner.objective.watched, learner.bank.rows()
+    watched, rows = learner.loss_fn.logged_search, learner.bank.rows()
     query = sample_rows(rows, seed, _ROWS)
-    if watched is None or not learner.objective.chooses or not len(query):
+    if watched is None or not learner.loss_fn.selects_neighbours or not len(query):
         return []
     far = FarNeighbours(query, rows)
     return [_selection(pool, far, watched), *([_older_bank(pool, far)] if rows.companion is not None else [])]
@@ -47,7 +47,7 @@ def sample_rows(rows: Rows, seed: int, count: int) -> Rows:
     return rows[place[permutation(len(place), seed, _SAMPLING)][:count]]
 
 
-def _selection(pool: PoolBuilder, far: FarNeighbours, watched: Watched) -> Gallery:
+def _selection(pool: PoolBuilder, far: FarNeighbours, watched: LoggedSearch) -> Gallery:
     constrained = far.constrained(watched.constraint, NEIGHBOURS)
     strips = {
         "nearest in C, with their ranks in M": constrained,

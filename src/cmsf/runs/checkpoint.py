@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from cmsf.method.bank import EmbeddingCache, MemoryBank
 from cmsf.method.learner import Learner
-from cmsf.models.weights import fill
+from cmsf.models.weights import load_strict
 from cmsf.recipes.recipe import Resolved
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import (
@@ -205,10 +205,10 @@ def state_dict(learner: Learner) -> dict[str, Any]:
     """Returns a copy on the CPU of all state but the embedding cache, which grows with the data."""
     state = {
         "encoders": learner.encoders.state_dict(),
-        "optimiser": learner.optimiser.state_dict()["state"],  # what its groups say, the recipe says
-        "bank": learner.bank.whole_state(),
+        "optimiser": learner.optimizer.state_dict()["state"],  # what its groups say, the recipe says
+        "bank": learner.bank.full_state_dict(),
         "scaler": learner.scaler.state_dict(),
-        "knowledge": learner.knowledge.state_dict(),
+        "knowledge": learner.supervision.state_dict(),
     }
     copied: dict[str, Any] = _to_cpu(state)
     return copied
@@ -216,7 +216,7 @@ def state_dict(learner: Learner) -> dict[str, Any]:
 
 def cache_state(cache: EmbeddingCache) -> dict[str, Tensor | None]:
     """Returns the whole cache; `cache_changes` counts from here."""
-    return {"embedding": cache.whole()}
+    return {"embedding": cache.snapshot()}
 
 
 def cache_changes(cache: EmbeddingCache) -> dict[str, Tensor]:
@@ -236,17 +236,17 @@ def load_state(learner: Learner, contents: Mapping[str, Any]) -> dict[str, Any]:
         _check_tensor(bank["index"], learner.bank.index, "bank index")  # before a share is taken of it
         for name, module, saved in (
             ("encoders", learner.encoders, state["encoders"]),
-            ("bank", learner.bank, learner.bank.own_share(bank)),
+            ("bank", learner.bank, learner.bank.shard_state_dict(bank)),
         ):
-            fill(module, saved, "it")
+            load_strict(module, saved, "it")
             _check_matches(saved, module.state_dict(), name)
         _check_ring(learner.bank)
-        _load_optimizer(learner.optimiser, state["optimiser"])
+        _load_optimizer(learner.optimizer, state["optimiser"])
         _load_scaler(learner.scaler, state["scaler"])
-        _check_matches(state["knowledge"], learner.knowledge.state_dict(), "knowledge")
-        learner.knowledge.load_state_dict(state["knowledge"])
-        if learner.knowledge.apart is not None:
-            _load_cache(learner.knowledge.apart, contents)
+        _check_matches(state["knowledge"], learner.supervision.state_dict(), "knowledge")
+        learner.supervision.load_state_dict(state["knowledge"])
+        if learner.supervision.companion_cache is not None:
+            _load_cache(learner.supervision.companion_cache, contents)
     except CorruptCheckpoint:
         raise
     except BadInput as error:
@@ -322,7 +322,7 @@ def _load_scaler(scaler: GradScaler, saved: Any) -> None:
 def _load_cache(cache: EmbeddingCache, contents: Mapping[str, Any]) -> None:
     whole = _require(contents.get(CACHE), ("embedding",))["embedding"]
     _check_rows(whole, cache, cache.images, "cache")
-    cache.put_whole(whole)
+    cache.load_snapshot(whole)
     if CHANGED in contents:
         later = _require(contents[CHANGED], ("index", "embedding"))
         index, embedding = later["index"], later["embedding"]
@@ -331,7 +331,7 @@ def _load_cache(cache: EmbeddingCache, contents: Mapping[str, Any]) -> None:
         if len(index) and not 0 <= int(index.min()) <= int(index.max()) < cache.images:
             raise CorruptCheckpoint("its changed rows are outside of the cache")
         _check_rows(embedding, cache, len(index), "changed rows")
-        cache.put_changes(index, embedding)
+        cache.load_changes(index, embedding)
 
 
 def _check_rows(saved: Any, cache: EmbeddingCache, count: int, where: str) -> None:

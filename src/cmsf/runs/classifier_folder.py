@@ -15,7 +15,7 @@ from cmsf.data.sources.table import write_csv
 from cmsf.evaluation.finetune import TUNES, new_head
 from cmsf.method.build import make_loss
 from cmsf.models.backbones import feature_width
-from cmsf.models.weights import fill, read_tensors, save
+from cmsf.models.weights import load_strict, read_safetensors, save_weights
 from cmsf.runs.folder import RunFolder
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import read_json, write_text
@@ -69,7 +69,7 @@ class ClassifierFolder(RunFolder):
         write_text(self.classifier_file, json.dumps(about, indent=2, ensure_ascii=False) + "\n")
 
     def save_head(self, head: nn.Module) -> None:
-        save(head, self.head_file)
+        save_weights(head, self.head_file)
 
     def load_network(self, device: torch.device | str = "cpu") -> nn.Sequential:
         """Images in, a score a class out; in eval mode."""
@@ -80,9 +80,9 @@ class ClassifierFolder(RunFolder):
         if width != features:  # before a head of such a width takes memory
             raise BadInput(f"{self.classifier_file} is for {width} features, and the network has {features}")
         head = nn.Linear(width, classes) if about["tune"] == ALONG else new_head(width, classes, tune=about["tune"])
-        state = read_tensors(self.head_file)
+        state = read_safetensors(self.head_file)
         head.to(next(backbone.parameters()).dtype)
-        fill(head, state, self.head_file)
+        load_strict(head, state, self.head_file)
         return nn.Sequential(backbone, head).to(device).eval()
 
     def save_confusion(self, counts: Tensor, names: Sequence[str]) -> None:

@@ -21,9 +21,9 @@ from cmsf.data import DataRequest, Dataset
 from cmsf.data.labels import Labels
 from cmsf.data.prepare import SeenImages
 from cmsf.data.sources.table import read_columns, write_csv
-from cmsf.method.build import empty_backbone
+from cmsf.method.build import recipe_backbone
 from cmsf.models.precision import Precision
-from cmsf.models.weights import StartingWeights, fill, read_tensors, save
+from cmsf.models.weights import PretrainedWeights, load_strict, read_safetensors, save_weights
 from cmsf.recipes.recipe import Resolved
 from cmsf.runs import checkpoint
 from cmsf.runs.environment import BIT_FOR_BIT, INIT_SHA256
@@ -209,7 +209,7 @@ class RunFolder:
             if before.get(name, environment[name]) != environment[name]
         ]
 
-    def check_same_start(self, start: StartingWeights) -> None:
+    def check_same_start(self, start: PretrainedWeights) -> None:
         """Refuse weights that are not those the run began with, though they are in the same place."""
         before = self.environment().get(INIT_SHA256)
         if before != start.sha256:
@@ -317,19 +317,19 @@ class RunFolder:
             time.sleep(0.05)
 
     def save_backbone(self, backbone: nn.Module) -> None:
-        save(backbone, self.backbone_file)
+        save_weights(backbone, self.backbone_file)
 
     def load_backbone(self, device: torch.device | str = "cpu") -> nn.Module:
         """The trained network, in eval mode."""
         recipe = self.recipe()
         precision = Precision(recipe.precision)
         precision.check(torch.device(device))
-        backbone = empty_backbone(recipe).to(precision.dtype)
+        backbone = recipe_backbone(recipe).to(precision.dtype)
         if not self.backbone_file.exists():
             raise BadInput(
                 f"{self.path} has no backbone.safetensors yet; give the same cmsf train command again to finish it"
             )
-        fill(backbone, read_tensors(self.backbone_file), self.backbone_file)
+        load_strict(backbone, read_safetensors(self.backbone_file), self.backbone_file)
         return backbone.to(device).eval()
 
     def save_divergence(self, about: dict[str, Any]) -> None:

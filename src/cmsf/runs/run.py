@@ -33,7 +33,7 @@ from cmsf.evaluation import (
 from cmsf.evaluation.predict import score_all
 from cmsf.evaluation.splits import HeldOut
 from cmsf.evaluation.transfer import TRIALS, evaluate_transfer, paper_suite, read_suite, searching
-from cmsf.method.build import starting_backbone, starts_from
+from cmsf.method.build import initial_backbone, pretrained_weights
 from cmsf.recipes.recipe import AUTO, Recipe, Resolved
 from cmsf.runs.classifier_folder import ClassifierFolder
 from cmsf.runs.environment import describe_machine
@@ -145,10 +145,10 @@ class Run:
         if metric == CLASSIFIER:  # before training there is none
             return {}
         where = pick_device(device)
-        start = starts_from(self.recipe)
+        start = pretrained_weights(self.recipe)
         if start is not None:
             self.folder.check_same_start(start)
-        before = starting_backbone(self.recipe, start).to(where)
+        before = initial_backbone(self.recipe, start).to(where)
         called = "untrained encoder" if start is None else "starting weights"
         results: dict[str, Result] = {}
         if metric == "knn":

@@ -98,7 +98,7 @@ class Checkpointer:
         """
         self._saved_at = time.monotonic()
         self.wait()
-        cache = self.learner.knowledge.apart
+        cache = self.learner.supervision.companion_cache
         # The main process knows what is on the disk: whether this step is, and a full cache that changes count from.
         on_disk = self.latest is not None and self.latest.step == step
         needed = 0 if on_disk else 2 if full_cache or self._full_cache is None else 1

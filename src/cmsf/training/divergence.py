@@ -50,7 +50,7 @@ def diagnose(
         "of steps": total,
         "epoch": step * recipe.epochs // total,
         "losses": {name: _json_number(loss) for name, loss in error.losses.items()},
-        "lr": learner.optimiser.param_groups[0]["lr"],
+        "lr": learner.optimizer.param_groups[0]["lr"],
         "precision": recipe.precision,
         "loss scale": learner.scaler.get_scale() if learner.scaler.is_enabled() else None,
         **_describe_tensors(learner.encoders.state_dict()),

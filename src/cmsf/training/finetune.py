@@ -29,7 +29,7 @@ from cmsf.evaluation.finetune import (
 from cmsf.evaluation.metrics import Result
 from cmsf.evaluation.predict import score_all
 from cmsf.evaluation.splits import HeldOut
-from cmsf.method.build import starting_backbone, starts_from
+from cmsf.method.build import initial_backbone, pretrained_weights
 from cmsf.models.backbones import feature_width
 from cmsf.recipes.recipe import Resolved
 from cmsf.runs.classifier_folder import ClassifierFolder
@@ -107,7 +107,7 @@ def tune(
 def starting_network(run: Run, how: How) -> nn.Module:
     """The run's backbone, or one that has learned nothing."""
     if how.random_weights:
-        return starting_backbone(replace(run.recipe, seed=how.seed)).float()
+        return initial_backbone(replace(run.recipe, seed=how.seed)).float()
     return run.backbone().float()
 
 
@@ -126,7 +126,7 @@ def write(
     with folder.drafted() as path:
         draft = ClassifierFolder(path)
         device = str(like.device)
-        start = starts_from(recipe)
+        start = pretrained_weights(recipe)
         origin = {"finetuned_from": str(run.path.absolute()), INIT_SHA256: None if start is None else start.sha256}
         environment = describe_environment(request, recipe, device) | origin
         backbone, head = tuned.network

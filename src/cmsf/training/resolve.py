@@ -39,7 +39,7 @@ def resolve(recipe: Recipe, data: Dataset, median_side: int, processes: int = 1,
     if recipe.objective == "mean-shift":
         _check_neighbours(recipe, bank)
     _check_labels(recipe, objective, data)
-    support = _support(recipe, data) if objective.wants_support else (0, 0)
+    support = _support(recipe, data) if objective.needs_support else (0, 0)
     resolved, width = _settled(recipe, bank, batch, support, median_side, data.in_memory)
     _check_memory(resolved, width, -(-bank // bank_shares), processes)
     return resolved
@@ -53,7 +53,7 @@ def expected(recipe: Recipe, images: int, median_side: int) -> Resolved:
     bank, batch = _bank_and_batch(recipe, objective, images)
     if recipe.objective == "mean-shift":
         _check_neighbours(recipe, bank)
-    support = _expected_support(recipe) if objective.wants_support else (0, 0)
+    support = _expected_support(recipe) if objective.needs_support else (0, 0)
     with torch.device("meta"):  # shapes are all that is asked for
         return _settled(recipe, bank, batch, support, median_side, in_memory=False)[0]
 
@@ -209,7 +209,7 @@ def _check_labels(recipe: Recipe, objective: Loss, data: Dataset) -> None:
         raise BadInput(
             f"--k all pulls an image to its whole class, and {images - labelled} of {images} have none; use --k 10"
         )
-    if objective.wants_support or recipe.pseudo_labels != "none" or recipe.name.startswith("cmsf-semi"):
+    if objective.needs_support or recipe.pseudo_labels != "none" or recipe.name.startswith("cmsf-semi"):
         _check_few_labels(recipe, data)
 
 

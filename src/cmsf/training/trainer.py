@@ -65,7 +65,7 @@ class Trainer:
         self.validator = Validator(recipe, learner.encoders, data, self.device, workers)
         self.signals = SignalHandler()
         self.step, self.totals, self.metrics_length = 0, EpochTotals(), 0
-        self.collapse = CollapseWatch(0.0 if learner.objective.learns_from_labels else RANK_FLOOR)
+        self.collapse = CollapseWatch(0.0 if learner.loss_fn.learns_from_labels else RANK_FLOOR)
         self.last_index = torch.empty(0, dtype=torch.int64)  # the images of the last batch
         self.checkpointer = Checkpointer(folder.checkpoints, recipe, learner, screen.print, options)
         if self.world.fail_together(lambda: self.checkpointer.load_latest(self._load_progress)):
@@ -139,7 +139,7 @@ class Trainer:
         if position == 0 and self.totals.losses:  # it was stopped during the validation of this epoch
             self._end_epoch(epochs)
         for batch, support in self.sampler.batches(
-            self.step, self.learner.crops, self.device, self.workers, self.screen.print
+            self.step, self.learner.view_crops, self.device, self.workers, self.screen.print
         ):
             self._train_step(batch, support)
             epochs, position = divmod(self.step, self.steps_per_epoch)
@@ -166,14 +166,14 @@ class Trainer:
         if self.step and position in (0, self.steps_per_epoch // 2):
             if self.learner.shuffles:  # BatchNorm statistics differ between processes; the main one's count
                 self.world.broadcast(self.learner.encoders)
-            self.learner.knowledge.refresh(self._embed_clean)
+            self.learner.supervision.refresh(self._embed_clean)
         lr, momentum = self.schedule.lr(self.step), self.schedule.target_momentum(self.step)
-        for group in self.learner.optimiser.param_groups:
+        for group in self.learner.optimizer.param_groups:
             group["lr"] = lr
         self.last_index = batch.index
         query, output = self.learner.step(batch, momentum, support)
         self.totals.add(output)
-        guess = output.guess or self.learner.knowledge.guess
+        guess = output.guess or self.learner.supervision.pseudo_labels
         if guess is not None:
             self.totals.add_guesses(count_guesses(guess, self.true_label))
         self.step += 1
@@ -199,8 +199,8 @@ class Trainer:
         line = self.totals.line(epochs - 1)
         line["lr"] = self.schedule.lr(self.step - 1)
         line["images_per_second"] = self.since_epoch.images_per_second(self.step, self.recipe.batch_size)
-        if self.learner.knowledge.guess is not None:
-            line["pseudo_cost"] = self.since_epoch.share(self.learner.knowledge.seconds)
+        if self.learner.supervision.pseudo_labels is not None:
+            line["pseudo_cost"] = self.since_epoch.share(self.learner.supervision.seconds)
         if self.validator.is_due(epochs):
             line |= self.world.fail_together(self._validate)
         with self.checkpointer.full_disk_policy():
@@ -208,7 +208,7 @@ class Trainer:
         self.screen.epoch(line)
         self.totals = EpochTotals()
         self.since_log = self.since_epoch = Throughput(self.step)
-        self.learner.knowledge.seconds = 0.0
+        self.learner.supervision.seconds = 0.0
         if self.world.is_main:
             self.after_epoch()
 
@@ -221,13 +221,13 @@ class Trainer:
 
     def _inspect(self, query: Rows, output: LossOutput) -> Neighbourhood | None:
         """Returns purity and ranks of the neighbours that the loss chooses, or could; None where it has no bank."""
-        watched, bank, neighbours = self.learner.objective.watched, self.learner.bank, output.neighbours
+        watched, bank, neighbours = self.learner.loss_fn.logged_search, self.learner.bank, output.neighbours
         if watched is None:
             return None
         if neighbours is None:
-            neighbours = bank.find(query, watched.constraint, watched.k, watched.include_query)
+            neighbours = bank.search(query, watched.constraint, watched.k, watched.include_query)
         neighbourhood = inspect(query, bank, watched.constraint, neighbours, self.truth, watched.include_query)
-        return replace(neighbourhood, chosen=self.learner.objective.chooses)
+        return replace(neighbourhood, chosen=self.learner.loss_fn.selects_neighbours)
 
     def _embed_clean(self, index: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
         """Returns the target's embeddings of clean views, by its running BatchNorm statistics."""
@@ -244,7 +244,7 @@ class Trainer:
             return self.world.fail_together(embed)
 
     def _check_finite(self) -> None:
-        (broken,) = self.world.all_reduce_max(not self.learner.encoders.finite())
+        (broken,) = self.world.all_reduce_max(not self.learner.encoders.is_finite())
         if broken:
             raise Diverged("the weights are NaN or inf")
 

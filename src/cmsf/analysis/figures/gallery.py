@@ -12,7 +12,7 @@ from torch import Tensor
 from cmsf.analysis.figures.thumbnails import PLAIN, THUMBNAIL, WRONG, Sheet, shortened, thumbnail
 from cmsf.data import Dataset, Split
 from cmsf.evaluation.features import batch_count, feature_batches, pixel_batches
-from cmsf.method.search import Own, top
+from cmsf.method.search import OwnRow, top
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.progress import track
 from cmsf.utils.rng import permutation
@@ -79,7 +79,7 @@ def _nearest(
     asked = torch.cat(list(describe(query)))
     similarity = torch.cat([asked @ batch.T for batch in track(describe(train), what, batch_count(train))], dim=1)
     number = torch.arange(len(train))
-    return top(Own(own, included=False).settle(similarity, number), number, _SHOWN)
+    return top(OwnRow(own, included=False).apply_to(similarity, number), number, _SHOWN)
 
 
 def one_a_class_in_turn(split: Split, seed: int) -> Int[Tensor, " q"]:

@@ -1,6 +1,17 @@
 """What a step minimises, one objective a file."""
 
-from cmsf.method.losses.base import EXTRA, FIRST, SECOND, SUPPORT, THIRD, Loss, LossOutput, Step, Together, Watched
+from cmsf.method.losses.base import (
+    EXTRA,
+    FIRST,
+    SECOND,
+    SUPPORT,
+    THIRD,
+    LoggedSearch,
+    Loss,
+    LossOutput,
+    Step,
+    ViewGroup,
+)
 from cmsf.method.losses.byol import SymmetricBYOL
 from cmsf.method.losses.cross_entropy import CrossEntropy
 from cmsf.method.losses.fixmatch import FixMatch
@@ -26,6 +37,7 @@ __all__ = [
     "CrossEntropy",
     "FixMatch",
     "InfoNCE",
+    "LoggedSearch",
     "Loss",
     "LossOutput",
     "MeanShift",
@@ -36,7 +48,6 @@ __all__ = [
     "SupCon",
     "SymmetricBYOL",
     "Term",
-    "Together",
-    "Watched",
+    "ViewGroup",
     "constrained_mean_shift",
 ]

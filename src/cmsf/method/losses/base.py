@@ -15,7 +15,7 @@ from cmsf.method.bank import MemoryBank
 from cmsf.method.constraints import Constraint, Unconstrained
 from cmsf.method.rows import Rows
 from cmsf.method.search import Neighbours
-from cmsf.method.supervision import Guess
+from cmsf.method.supervision import PseudoLabelOutput
 from cmsf.models.encoders import EncoderOutput
 from cmsf.utils.constants import UNKNOWN
 
@@ -23,7 +23,7 @@ FIRST, SECOND, THIRD, EXTRA, SUPPORT = 0, 1, 2, 3, 128
 """The views by number: T1 and T2 of every image, T1 of it once more, from EXTRA on the small crops, and T1 of the
 labelled images that an objective asks for beside the batch."""
 
-Together = tuple[int, ...]
+ViewGroup = tuple[int, ...]
 """Views that go through an encoder as one batch, so that BatchNorm sees them as one."""
 
 
@@ -65,7 +65,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Watched:
+class LoggedSearch:
     """The neighbours that training logs: the k nearest of this constraint (None: all of it)."""
 
     constraint: Constraint = Unconstrained()
@@ -81,9 +81,9 @@ class LossOutput:
     loss: Float[Tensor, ""]
     parts: dict[str, Float[Tensor, ""]] = field(default_factory=dict)
     neighbours: Neighbours | None = None
-    guess: Guess | None = None
+    pseudo_labels: PseudoLabelOutput | None = None
 
-    def plain(self) -> dict[str, float]:
+    def scalars(self) -> dict[str, float]:
         """The losses as numbers, by the names they have in a log."""
         named = {"loss": self.loss} | {f"loss_{name}": part for name, part in self.parts.items()}
         return {name: float(loss.detach()) for name, loss in named.items()}
@@ -92,22 +92,22 @@ class LossOutput:
 class Loss(ABC):
     """What a step minimises. It declares what it needs, and the learner provides it."""
 
-    online: tuple[Together, ...]
+    online: tuple[ViewGroup, ...]
     """The views that pass the online encoder, with gradient."""
-    target: tuple[Together, ...] = ()
+    target: tuple[ViewGroup, ...] = ()
     """The views that pass the target encoder, without; where there are none, there is no target encoder."""
     heads: ClassVar[frozenset[Literal["projector", "predictor", "classifier"]]] = frozenset({"projector"})
     """What is put on the online encoder's features."""
     bank: ClassVar[Literal["none", "before", "after"]] = "none"
     """Whether the queries enter a bank before the loss, and so may be their own neighbours, or after it."""
-    chooses: bool = False
+    selects_neighbours: bool = False
     """Whether it learns from neighbours that it chooses in the bank."""
     learns_from_labels: bool = False
-    watched: Watched | None = None
+    logged_search: LoggedSearch | None = None
     """None where it has no bank to find neighbours in."""
 
     @property
-    def wants_support(self) -> bool:
+    def needs_support(self) -> bool:
         """Whether it asks for labelled images beside the batch."""
         return any(SUPPORT in views for views in self.online)
 
@@ -115,7 +115,7 @@ class Loss(ABC):
     def __call__(self, step: Step) -> LossOutput: ...
 
 
-def scores_of(
+def masked_logits(
     vector: Float[Tensor, "b d"], rows: Rows, allowed: Bool[Tensor, "b n"], temperature: float
 ) -> tuple[Float[Tensor, "b n"], Bool[Tensor, " b"]]:
     """Similarities to rows over the temperature, -inf where not allowed; and for which vectors any row is.
@@ -127,7 +127,7 @@ def scores_of(
     return scores.masked_fill(~allowed & some[:, None], -torch.inf), some
 
 
-def mean_over(value: Float[Tensor, " b"], which: Bool[Tensor, " b"]) -> Float[Tensor, ""]:
+def masked_mean(value: Float[Tensor, " b"], which: Bool[Tensor, " b"]) -> Float[Tensor, ""]:
     """The mean over some of the batch; zero where there are none."""
     return torch.where(which, value, 0).sum() / which.sum().clamp_min(1)
 

@@ -19,6 +19,6 @@ class CrossEntropy(Loss):
     learns_from_labels = True
 
     def __call__(self, step: Step) -> LossOutput:
-        scores = step.online[SECOND].scores
+        scores = step.online[SECOND].logits
         known = (step.label != UNKNOWN).sum()
         return LossOutput(cross_entropy(scores, step.label, ignore_index=UNKNOWN, reduction="sum") / known.clamp_min(1))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch.nn.functional import cross_entropy
 
 from cmsf.method.losses.base import FIRST, SECOND, SUPPORT, Loss, LossOutput, Step
-from cmsf.method.supervision import Guess
+from cmsf.method.supervision import PseudoLabelOutput
 from cmsf.utils.constants import UNKNOWN
 
 
@@ -29,12 +29,12 @@ class FixMatch(Loss):
     learns_from_labels = True
 
     def __call__(self, step: Step) -> LossOutput:
-        named, weak, strong = (step.online[view].scores for view in (SUPPORT, FIRST, SECOND))
+        named, weak, strong = (step.online[view].logits for view in (SUPPORT, FIRST, SECOND))
         labelled = cross_entropy(named, step.support_label)
         confidence, label = weak.detach().softmax(1).max(1)
         confident = confidence >= self.threshold
         unlabelled = (cross_entropy(strong, label, reduction="none") * confident).mean()
         parts = {"labelled": labelled, "unlabelled": unlabelled}
         without = step.label == UNKNOWN
-        guess = Guess(step.query.index[without], label[without], confident[without])
-        return LossOutput(labelled + self.unlabelled_weight * unlabelled, parts, guess=guess)
+        guess = PseudoLabelOutput(step.query.index[without], label[without], confident[without])
+        return LossOutput(labelled + self.unlabelled_weight * unlabelled, parts, pseudo_labels=guess)

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch.nn.functional import cross_entropy
 
-from cmsf.method.losses.base import FIRST, SECOND, Loss, LossOutput, Step, Watched
+from cmsf.method.losses.base import FIRST, SECOND, LoggedSearch, Loss, LossOutput, Step
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class InfoNCE(Loss):
     online = ((SECOND,),)
     target = ((FIRST,),)
     bank: ClassVar[Literal["after"]] = "after"
-    watched = Watched()
+    logged_search = LoggedSearch()
 
     def __call__(self, step: Step) -> LossOutput:
         q, key = step.online[SECOND].embedding, step.query.embedding

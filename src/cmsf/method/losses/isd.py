@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from cmsf.method.losses.base import FIRST, SECOND, Loss, LossOutput, Step, Watched, mean_over, scores_of
+from cmsf.method.losses.base import FIRST, SECOND, LoggedSearch, Loss, LossOutput, Step, masked_logits, masked_mean
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class ISD(Loss):
     target = ((FIRST,),)
     heads = frozenset({"projector", "predictor"})
     bank: ClassVar[Literal["after"]] = "after"
-    watched = Watched()
+    logged_search = LoggedSearch()
 
     def __call__(self, step: Step) -> LossOutput:
         prediction = step.online[SECOND].prediction
-        student, some = scores_of(prediction, step.rows, step.others, self.temperature)
-        teacher, _ = scores_of(step.query.embedding, step.rows, step.others, self.target_temperature)
+        student, some = masked_logits(prediction, step.rows, step.others, self.temperature)
+        teacher, _ = masked_logits(step.query.embedding, step.rows, step.others, self.target_temperature)
         student, teacher = student.log_softmax(1), teacher.log_softmax(1)
         # Where a row is ruled out both are -inf, and nothing is to be told apart.
         difference = torch.where(teacher == -torch.inf, 0, teacher - student)
-        return LossOutput(mean_over((teacher.exp() * difference).sum(1), some))
+        return LossOutput(masked_mean((teacher.exp() * difference).sum(1), some))

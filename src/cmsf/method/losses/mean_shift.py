@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cmsf.method.bank import MemoryBank, found_in
 from cmsf.method.constraints import Constraint, SameLabel, Unconstrained
-from cmsf.method.losses.base import EXTRA, FIRST, SECOND, Loss, LossOutput, Step, Together, Watched
+from cmsf.method.losses.base import EXTRA, FIRST, SECOND, LoggedSearch, Loss, LossOutput, Step, ViewGroup
 from cmsf.method.rows import Rows
 from cmsf.method.search import Neighbours
 
@@ -72,11 +72,11 @@ class MeanShift(Loss):
 
     target = ((FIRST,),)
     heads = frozenset({"projector", "predictor"})
-    chooses = True
+    selects_neighbours = True
     bank: ClassVar[Literal["before"]] = "before"
 
     @property
-    def online(self) -> tuple[Together, ...]:  # type: ignore[override]
+    def online(self) -> tuple[ViewGroup, ...]:  # type: ignore[override]
         small = tuple(range(EXTRA, EXTRA + self.extra_crops))
         return ((SECOND,), small) if small else ((SECOND,),)
 
@@ -85,10 +85,10 @@ class MeanShift(Loss):
         return any(isinstance(term.constraint, SameLabel) for term in self.terms)
 
     @property
-    def watched(self) -> Watched:  # type: ignore[override]
+    def logged_search(self) -> LoggedSearch:  # type: ignore[override]
         """The neighbours of the last term, which is the constrained one where there are two."""
         last = self.terms[-1]
-        return Watched(last.constraint, last.k, last.include_query)
+        return LoggedSearch(last.constraint, last.k, last.include_query)
 
     def __call__(self, step: Step) -> LossOutput:
         prediction = torch.stack([crop.prediction for crop in step.online.values()]).mean(0)

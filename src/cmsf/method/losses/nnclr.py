@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from cmsf.method.bank import found_in
 from cmsf.method.constraints import Unconstrained
-from cmsf.method.losses.base import FIRST, SECOND, Loss, LossOutput, Step, Watched, mean_over
+from cmsf.method.losses.base import FIRST, SECOND, LoggedSearch, Loss, LossOutput, Step, masked_mean
 from cmsf.method.rows import Rows
 
 
@@ -31,9 +31,9 @@ class NNCLR(Loss):
 
     online = ((FIRST, SECOND),)
     heads = frozenset({"projector", "predictor"})
-    chooses = True
+    selects_neighbours = True
     bank: ClassVar[Literal["after"]] = "after"
-    watched = Watched(k=1)
+    logged_search = LoggedSearch(k=1)
 
     def __call__(self, step: Step) -> LossOutput:
         first, second = step.online[FIRST], step.online[SECOND]
@@ -46,4 +46,4 @@ class NNCLR(Loss):
         nearest = found_in(step.bank, query, Unconstrained(), k=1, include_query=False)
         scores = nearest.mean @ prediction.T / self.temperature
         itself = torch.arange(len(z), device=z.device)
-        return mean_over(cross_entropy(scores, itself, reduction="none"), nearest.count > 0)
+        return masked_mean(cross_entropy(scores, itself, reduction="none"), nearest.count > 0)

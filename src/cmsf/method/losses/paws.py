@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from cmsf.method.losses.base import EXTRA, FIRST, SECOND, SUPPORT, Loss, LossOutput, Step, Together
+from cmsf.method.losses.base import EXTRA, FIRST, SECOND, SUPPORT, Loss, LossOutput, Step, ViewGroup
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class PAWS(Loss):
     learns_from_labels = True
 
     @property
-    def online(self) -> tuple[Together, ...]:  # type: ignore[override]
-        large: Together = (SUPPORT, FIRST, SECOND)
+    def online(self) -> tuple[ViewGroup, ...]:  # type: ignore[override]
+        large: ViewGroup = (SUPPORT, FIRST, SECOND)
         return (large, self._small) if self.extra_crops else (large,)
 
     @property
-    def _small(self) -> Together:
+    def _small(self) -> ViewGroup:
         return tuple(range(EXTRA, EXTRA + self.extra_crops))
 
     def __call__(self, step: Step) -> LossOutput:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from torch.nn.functional import cross_entropy, normalize
 
-from cmsf.method.losses.base import FIRST, SECOND, Loss, LossOutput, Step, Watched
+from cmsf.method.losses.base import FIRST, SECOND, LoggedSearch, Loss, LossOutput, Step
 from cmsf.utils.constants import UNKNOWN
 
 
@@ -28,7 +28,7 @@ class Prototypes(Loss):
     heads = frozenset({"projector", "predictor"})
     bank: ClassVar[Literal["before"]] = "before"
     learns_from_labels = True
-    watched = Watched()
+    logged_search = LoggedSearch()
 
     def __call__(self, step: Step) -> LossOutput:
         prediction = step.online[SECOND].prediction

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from cmsf.method.losses.base import FIRST, SECOND, Loss, LossOutput, Step, Watched, mean_over, scores_of
+from cmsf.method.losses.base import FIRST, SECOND, LoggedSearch, Loss, LossOutput, Step, masked_logits, masked_mean
 from cmsf.utils.constants import UNKNOWN
 
 
@@ -30,13 +30,13 @@ class SupCon(Loss):
     target = ((FIRST,),)
     bank: ClassVar[Literal["before"]] = "before"
     learns_from_labels = True
-    watched = Watched()
+    logged_search = LoggedSearch()
 
     def __call__(self, step: Step) -> LossOutput:
         assert step.rows.label is not None
         among = step.rows.exists.expand(len(step.query), -1) if self.include_target else step.others
         alike = among & (step.rows.label == step.label[:, None]) & (step.label != UNKNOWN)[:, None]
-        scores, _ = scores_of(step.online[SECOND].embedding, step.rows, among, self.temperature)
+        scores, _ = masked_logits(step.online[SECOND].embedding, step.rows, among, self.temperature)
         chance = torch.where(alike, scores.log_softmax(1), 0).sum(1)
         count = alike.sum(1)
-        return LossOutput(mean_over(-chance / count.clamp_min(1), count > 0))
+        return LossOutput(masked_mean(-chance / count.clamp_min(1), count > 0))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cmsf.method import search as search_module
 from cmsf.method.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
 from cmsf.method.rows import Rows
-from cmsf.method.search import Own, nearest_vectors, search
+from cmsf.method.search import OwnRow, nearest_vectors, search
 from cmsf.utils.constants import UNKNOWN
 
 CONSTRAINTS = {
@@ -53,7 +53,7 @@ def test_the_search_is_a_full_sort_even_where_everything_ties(values: list[int],
     among = torch.tensor(values, dtype=torch.float64)[:, None]
     index = torch.randperm(len(values), generator=torch.Generator().manual_seed(seed))
     allowed = torch.rand(len(values), generator=torch.Generator().manual_seed(seed)) < 0.8
-    nobody = Own(torch.tensor([UNKNOWN]))
+    nobody = OwnRow(torch.tensor([UNKNOWN]))
     found = nearest_vectors(torch.ones(1, 1, dtype=torch.float64), among, allowed, index, k, nobody)
     order = sorted((j for j in range(len(values)) if allowed[j]), key=lambda j: (-values[j], int(index[j])))
     assert found[0].tolist() == (order + [UNKNOWN] * k)[:k]
@@ -74,7 +74,7 @@ def test_ruling_out_groups_of_many_rows_loses_none(
     index = torch.randperm(columns, generator=generator)
     allowed = torch.rand(columns, generator=generator) < allowed_share
     query = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
-    found = nearest_vectors(query, among, allowed, index, k, Own(torch.tensor([UNKNOWN, UNKNOWN])))
+    found = nearest_vectors(query, among, allowed, index, k, OwnRow(torch.tensor([UNKNOWN, UNKNOWN])))
     for sign, row in zip((1, -1), found.tolist(), strict=True):
         rank = list(zip((-sign * among[:, 0]).tolist(), index.tolist(), strict=True))
         order = sorted(allowed.nonzero()[:, 0].tolist(), key=rank.__getitem__)
@@ -86,14 +86,14 @@ def test_a_row_is_found_wherever_it_lies(rows: int) -> None:
     # Query j is most like row j, and no two rows tie, so that none is sorted. 1039 rows do not make whole groups.
     alone, rank = torch.eye(rows, dtype=torch.float64), torch.arange(rows, dtype=torch.float64)[:, None] / rows
     query, among = torch.cat([2 * alone, torch.ones_like(rank)], dim=1), torch.cat([alone, rank], dim=1)
-    everything, nobody = torch.ones(rows, dtype=torch.bool), Own(torch.full((rows,), UNKNOWN))
+    everything, nobody = torch.ones(rows, dtype=torch.bool), OwnRow(torch.full((rows,), UNKNOWN))
     found = nearest_vectors(query, among, everything, torch.arange(rows), 1, nobody)
     assert torch.equal(found[:, 0], torch.arange(rows))
 
 
 def test_vectors_that_are_being_trained_can_be_searched() -> None:
     vectors = unit(6, 4, 0).requires_grad_()
-    everything, nobody = torch.ones(6, dtype=torch.bool), Own(torch.full((6,), UNKNOWN))
+    everything, nobody = torch.ones(6, dtype=torch.bool), OwnRow(torch.full((6,), UNKNOWN))
     assert nearest_vectors(vectors, vectors, everything, torch.arange(6), 1, nobody)[:, 0].tolist() == list(range(6))
 
 
@@ -172,6 +172,6 @@ def test_what_is_in_rows_that_do_not_exist_never_shows(name: str, k: int | None,
 def test_a_row_that_is_not_allowed_is_not_chosen_even_by_itself() -> None:
     vectors = unit(6, 4, 0)
     allowed = torch.tensor([False, True, True, True, True, True])
-    found = nearest_vectors(vectors[:1], vectors, allowed, torch.arange(6), 6, Own(torch.tensor([0])))
+    found = nearest_vectors(vectors[:1], vectors, allowed, torch.arange(6), 6, OwnRow(torch.tensor([0])))
     assert 0 not in found[0].tolist()
     assert found[0, -1] == UNKNOWN

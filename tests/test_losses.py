@@ -30,7 +30,7 @@ from cmsf.method.losses import (
     SupCon,
     SymmetricBYOL,
 )
-from cmsf.method.losses.base import scores_of
+from cmsf.method.losses.base import masked_logits
 from cmsf.method.rows import Rows
 from cmsf.models.encoders import EncoderOutput
 from cmsf.utils.constants import UNKNOWN
@@ -70,10 +70,10 @@ LEARNING = {
     "supcon": {(SECOND, "embedding")},
     "supcon without the target": {(SECOND, "embedding")},
     "prototypes": {(SECOND, "prediction")},
-    "cross-entropy": {(SECOND, "scores")},
+    "cross-entropy": {(SECOND, "logits")},
     "paws": {(view, "prediction") for view in (SUPPORT, FIRST, SECOND)},
     "paws with small crops": {(view, "prediction") for view in (SUPPORT, FIRST, SECOND, EXTRA, EXTRA + 1)},
-    "fixmatch": {(SUPPORT, "scores"), (SECOND, "scores")},
+    "fixmatch": {(SUPPORT, "logits"), (SECOND, "logits")},
 }
 """What each paper lets a gradient into; all else is held still."""
 
@@ -112,12 +112,12 @@ def make(objective: Loss, seed: int, unknown: float = 0.3, dtype: torch.dtype = 
     online: dict[int, EncoderOutput] = {}
     for view in (view for together in objective.online for view in together):
         count = SUPPORTING if view == SUPPORT else BATCH
-        for name, columns in (("embedding", DIM), ("prediction", DIM), ("scores", CLASSES)):
+        for name, columns in (("embedding", DIM), ("prediction", DIM), ("logits", CLASSES)):
             outputs[view, name] = normal(count, columns).requires_grad_()
         online[view] = EncoderOutput(
             normalize(outputs[view, "embedding"], dim=1),
             normalize(outputs[view, "prediction"], dim=1),
-            2 * outputs[view, "scores"],  # spread, so that FixMatch is sure of some
+            2 * outputs[view, "logits"],  # spread, so that FixMatch is sure of some
         )
     u = {view: normalize(normal(BATCH, DIM), dim=1) for together in objective.target for view in together}
     target = {view: EncoderOutput(each, each, each[:, :0]) for view, each in u.items()}
@@ -129,7 +129,7 @@ def make(objective: Loss, seed: int, unknown: float = 0.3, dtype: torch.dtype = 
     bank = joined(older[5:], query) if objective.bank == "before" else older
     bank.index[[1, 4]] = UNKNOWN
     support = None
-    if objective.wants_support:  # not of all classes, and not in their order
+    if objective.needs_support:  # not of all classes, and not in their order
         support = Rows(
             online[SUPPORT].embedding.detach(), torch.arange(SUPPORTING), torch.tensor([3, 0, 3, 1, 0, 1, 3])
         )
@@ -263,7 +263,7 @@ def test_with_nothing_to_compare_with_there_is_nothing_to_learn(left: str, name:
 
 def test_where_no_row_is_allowed_none_is_ruled_out_and_the_vector_is_marked() -> None:
     allowed = torch.tensor([[True, False, True], [False, False, False]])
-    scores, some = scores_of(unit(2, DIM, 0), Rows(unit(3, DIM, 1), torch.arange(3)), allowed, 0.5)
+    scores, some = masked_logits(unit(2, DIM, 0), Rows(unit(3, DIM, 1), torch.arange(3)), allowed, 0.5)
     assert some.tolist() == [True, False]
     assert scores.isfinite().tolist() == [[True, False, True], [True, True, True]]
     torch.testing.assert_close(scores[1], unit(2, DIM, 0)[1] @ unit(3, DIM, 1).T / 0.5)
@@ -288,7 +288,7 @@ def test_an_image_without_a_label_is_left_out_of_the_mean(name: str, seed: int) 
     rest = torch.tensor([0, 2, 4])
 
     def part(encoded: EncoderOutput) -> EncoderOutput:
-        return EncoderOutput(encoded.embedding[rest], encoded.prediction[rest], encoded.scores[rest])
+        return EncoderOutput(encoded.embedding[rest], encoded.prediction[rest], encoded.logits[rest])
 
     online, target = ({v: part(each) for v, each in views.items()} for views in (made.step.online, made.step.target))
     alone = Made(replace(made.step, query=made.step.query[rest], online=online, target=target), made.outputs)
@@ -362,13 +362,13 @@ def test_fixmatch_says_what_its_loss_is_made_of_and_what_it_thinks_of_images_wit
     made = make(objective, seed, unknown=0.5)
     outcome = objective(made.step)
     torch.testing.assert_close(outcome.loss, outcome.parts["labelled"] + 3 * outcome.parts["unlabelled"])
-    chances = [equations.softmax(list(scores.detach())) for scores in made.step.online[FIRST].scores]
+    chances = [equations.softmax(list(scores.detach())) for scores in made.step.online[FIRST].logits]
     expected = [
         (i, chance.index(max(chance)), float(max(chance)) >= 0.6)
         for i, chance in enumerate(chances)
         if int(made.step.query.label[i]) == UNKNOWN
     ]
-    guess = outcome.guess
+    guess = outcome.pseudo_labels
     assert guess is not None
     columns = (guess.index.tolist(), guess.label.tolist(), guess.confident.tolist())
     assert list(zip(*columns, strict=True)) == expected
@@ -379,7 +379,9 @@ def test_fixmatch_is_sure_of_some_images_here_and_of_others_not() -> None:
     sure = [
         bool(confident)
         for seed in SEEDS
-        for confident in OBJECTIVES["fixmatch"](make(OBJECTIVES["fixmatch"], seed, unknown=1).step).guess.confident
+        for confident in OBJECTIVES["fixmatch"](
+            make(OBJECTIVES["fixmatch"], seed, unknown=1).step
+        ).pseudo_labels.confident
     ]
     assert 0.2 < sum(sure) / len(sure) < 0.8
 
@@ -390,7 +392,7 @@ def test_fixmatch_learns_nothing_from_images_that_it_is_not_sure_of() -> None:
     outcome = objective(made.step)
     assert float(outcome.parts["unlabelled"].detach()) == 0
     assert {output for output, gradient in made.learned(outcome.loss).items() if gradient.any()} == {
-        (SUPPORT, "scores")
+        (SUPPORT, "logits")
     }
 
 
@@ -415,7 +417,7 @@ def test_a_small_temperature_in_single_precision_overflows_nothing(objective: Lo
 
 
 def test_paws_and_fixmatch_alone_want_labelled_images_beside_the_batch_and_say_so() -> None:
-    wanting = {name for name, objective in OBJECTIVES.items() if objective.wants_support}
+    wanting = {name for name, objective in OBJECTIVES.items() if objective.needs_support}
     assert wanting == {"paws", "paws with small crops", "fixmatch"}
     for name in wanting:
         step = replace(make(OBJECTIVES[name], seed=0).step, support=None)
@@ -434,7 +436,7 @@ def test_an_objective_that_learns_from_labels_is_not_content_with_none(name: str
 
 @pytest.mark.parametrize("name", [name for name in OBJECTIVES if not OBJECTIVES[name].learns_from_labels])
 def test_an_objective_that_learns_from_no_labels_does_not_look_at_them(name: str) -> None:
-    assert not OBJECTIVES[name].wants_support
+    assert not OBJECTIVES[name].needs_support
     made = make(OBJECTIVES[name], seed=0)
     query, bank = (Rows(rows.embedding, rows.index) for rows in (made.step.query, made.step.bank))
     blind = Made(replace(made.step, query=query, bank=bank), made.outputs)
