@@ -114,7 +114,7 @@ def test_a_learner_that_is_put_back_takes_the_same_steps(kind: str, tmp_path: Pa
     assert taken == [{"step": 5}]
     take_steps(second, range(5, 7))
     for other in (first, second):
-        for name in ("encoders", "optimiser", "bank", "scaler", "knowledge"):
+        for name in ("encoders", "optimizer", "bank", "scaler", "supervision"):
             assert_same(getattr(whole, name).state_dict(), getattr(other, name).state_dict())
         if whole.supervision.companion_cache is not None:
             assert_same(whole.supervision.companion_cache.embedding, other.supervision.companion_cache.embedding)
