@@ -19,7 +19,7 @@ from cmsf.method.losses import LossOutput
 
 def step_line(epoch: int, output: LossOutput, inspected: Neighbourhood | None, variety: Variety) -> dict[str, Any]:
     neighbourhood = {} if inspected is None else _summary(inspected)
-    return {"epoch": epoch, **output.plain(), **neighbourhood, **asdict(variety)}
+    return {"epoch": epoch, **output.scalars(), **neighbourhood, **asdict(variety)}
 
 
 @dataclass

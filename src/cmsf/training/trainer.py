@@ -173,7 +173,7 @@ class Trainer:
         self.last_index = batch.index
         query, output = self.learner.step(batch, momentum, support)
         self.totals.add(output)
-        guess = output.guess or self.learner.supervision.pseudo_labels
+        guess = output.pseudo_labels or self.learner.supervision.pseudo_labels
         if guess is not None:
             self.totals.add_guesses(count_guesses(guess, self.true_label))
         self.step += 1
