@@ -286,7 +286,7 @@ def test_what_is_no_run_or_says_nonsense_is_told_in_a_line(
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert "there is no run" in capsys.readouterr().err
     assert main(["report", str(run.path), "--out", str(tmp_path / "report.pdf")]) == 2
-    assert "the page is an .html file" in capsys.readouterr().err
+    assert "expected a .html or .htm file" in capsys.readouterr().err
     assert main(["report", str(run.path), "--out", str(tmp_path / "no" / "report.html")]) == 2
     assert "expected a file in an existing folder" in capsys.readouterr().err
     run.folder.results.mkdir(exist_ok=True)

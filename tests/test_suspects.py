@@ -362,7 +362,7 @@ def test_a_label_that_one_image_alone_has_is_said_to_be_beyond_judging(
     )
     out = tmp_path / "found.csv"
     assert suspects(run.path, "--data", data, "--labels", labels, "--out", out) == 0
-    assert "1 cannot be judged: no other image has their label" in capsys.readouterr().out
+    assert "1 cannot be scored: no other image has their label" in capsys.readouterr().out
     assert "unique" not in {row["label"] for row in rows_of(out)}
 
 
@@ -398,8 +398,8 @@ def test_what_cannot_be_checked_is_refused_in_a_line_and_nothing_is_written(
     assert "there must be two classes" in refused(run.path, "--data", one_class, "--workers", "0")
     for least in ("2", "-0.1", "nan", "much"):
         assert f"invalid value --least {least}; expected a number from 0 to 1" in refused(run.path, f"--least={least}")
-    assert "suspects are written as .csv" in refused(run.path, "--out", "suspects.txt")
-    assert "in a folder that is there" in refused(run.path, "--out", "nowhere/suspects.csv")
+    assert "expected a .csv file" in refused(run.path, "--out", "suspects.txt")
+    assert "expected a file in an existing folder" in refused(run.path, "--out", "nowhere/suspects.csv")
     assert "arguments are required: RUN" in refused()
     assert "cannot read" in refused(run.path, "--labels", "nowhere.csv")
     assert not list(place.iterdir())

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import Any, NoReturn
 
 from cmsf.utils.errors import BadInput
+from cmsf.utils.files import expand_user
 from cmsf.utils.numbers import check_integer, parse_number
 from cmsf.utils.text import escape_unprintable, one_line
 
@@ -57,6 +59,16 @@ def parse_workers(text: str | None) -> int | None:
 
 def parse_int(flag: str, text: str | None, least: int, most: int, hint: str) -> int | None:
     return None if text is None else check_integer(flag, parse_number(text), least, most, hint)
+
+
+def parse_out(path: str | Path, *suffixes: str) -> Path:
+    """Returns the file to write, or BadInput before anything is computed for it."""
+    out = expand_user(path)
+    if out.suffix.lower() not in suffixes:
+        raise BadInput(f"invalid value --out {out}; expected a {' or '.join(suffixes)} file")
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise BadInput(f"invalid value --out {out}; expected a file in an existing folder")
+    return out
 
 
 def print_paths(paths: dict[str, Any]) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from cmsf.cli.parser import Parser, add_machine_flags, parse_workers, print_paths, set_threads
-from cmsf.utils.errors import BadInput
-from cmsf.utils.files import expand_user
+from cmsf.cli.parser import Parser, add_machine_flags, parse_out, parse_workers, print_paths, set_threads
 
 
 def add_parser(commands: Any) -> Parser:
@@ -33,11 +31,7 @@ def _report(chosen: argparse.Namespace) -> int:
     from cmsf.utils.screen import Screen
 
     runs = list({run.path.resolve(): run for run in map(Run, chosen.runs)}.values())
-    out = runs[0].folder.report_file if chosen.out is None else expand_user(chosen.out)
-    if out.suffix.lower() not in (".html", ".htm"):
-        raise BadInput(f"invalid value --out {out}; the page is an .html file")
-    if not out.name or out.is_dir() or not out.absolute().parent.is_dir():
-        raise BadInput(f"invalid value --out {out}; expected a file in an existing folder")
+    out = parse_out(chosen.out or runs[0].folder.report_file, ".html", ".htm")
     plots = write_report(runs, out, chosen.device, parse_workers(chosen.workers), Screen().print)
     print_paths({"report": out, "plots": plots})
     return 0

@@ -8,9 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cmsf.cli.parser import SOURCE_HELP, Parser, add_machine_flags, parse_workers, print_line, print_paths, set_threads
-from cmsf.utils.errors import BadInput
-from cmsf.utils.files import expand_user, report_write_errors
+from cmsf.cli.parser import (
+    SOURCE_HELP,
+    Parser,
+    add_machine_flags,
+    parse_out,
+    parse_workers,
+    print_line,
+    print_paths,
+    set_threads,
+)
+from cmsf.utils.files import report_write_errors
 from cmsf.utils.numbers import check_number, parse_number
 
 if TYPE_CHECKING:
@@ -54,39 +62,39 @@ def add_parser(commands: Any) -> Parser:
 
 def _suspects(chosen: argparse.Namespace) -> int:
     asked = None if chosen.least is None else check_number("--least", parse_number(chosen.least), 0, 1, "as 0.9")
-    out = _checked(expand_user(chosen.out))
+    out = parse_out(chosen.out, ".csv")
 
     from cmsf.analysis.figures.label_issues import draw_suspects
     from cmsf.analysis.label_issues import LEAST, against_truth
     from cmsf.runs.run import Run
 
-    least = LEAST if asked is None else asked
+    threshold = LEAST if asked is None else asked
     set_threads(chosen.threads)
     run = Run(chosen.run)
     with run.images_kept():
-        every = run.suspects(chosen.data, chosen.labels, 0.0, chosen.device, parse_workers(chosen.workers))
-        found = [one for one in every if one.score >= least]
-        for line in _summary(every, found, least):
+        labelled = run.suspects(chosen.data, chosen.labels, 0.0, chosen.device, parse_workers(chosen.workers))
+        suspects = [suspect for suspect in labelled if suspect.score >= threshold]
+        for line in _summary(labelled, suspects, threshold):
             print_line(line)
-        hits = against_truth(every, least)
+        hits = against_truth(labelled, threshold)
         if hits is not None:
             print_line(
-                f"by the truth, {hits.wrong:,} labels are wrong: precision {100 * hits.precision:.1f} % (of the "
-                f"suspects, so many are wrong), recall {100 * hits.recall:.1f} % (of the wrong, so many are suspects)"
+                f"by the truth, {hits.wrong:,} labels are wrong: precision {100 * hits.precision:.1f} % (share of the "
+                f"suspects that are wrong), recall {100 * hits.recall:.1f} % (share of the wrong that are suspects)"
             )
         picture = out.with_suffix(".png")
         with report_write_errors(out, "give another --out"):
-            _write(out, found)
-            if found:
-                draw_suspects(run.relabelled(chosen.data, chosen.labels).train, found, picture)
-    print_paths({"suspects": out} | ({"open": picture} if found else {}))
-    if found:
-        print_line(f"correct the column label, and make a list of it: {_next(chosen, run)}")
+            _write(out, suspects)
+            if suspects:
+                draw_suspects(run.relabelled(chosen.data, chosen.labels).train, suspects, picture)
+    print_paths({"suspects": out} | ({"open": picture} if suspects else {}))
+    if suspects:
+        print_line(f"correct the column label, and make a list of it: {_next_command(chosen, run)}")
     return 0
 
 
-def _next(chosen: argparse.Namespace, run: Run) -> str:
-    """The command that makes a list of the corrections, upon the labels that were checked."""
+def _next_command(chosen: argparse.Namespace, run: Run) -> str:
+    """Returns the command that makes a list of the corrections of the labels that were checked."""
     given = run.folder.request()
     labels = chosen.labels or (None if chosen.data else given.labels)
     words = ["cmsf", "labels", str(chosen.data or given.data)]
@@ -94,43 +102,34 @@ def _next(chosen: argparse.Namespace, run: Run) -> str:
     return shlex.join([*words, "--corrections", chosen.out, "--out", "labels.csv"])
 
 
-def _checked(out: Path) -> Path:
-    """Refuse a file that cannot be written, before anything is computed for it."""
-    if out.suffix.lower() != ".csv":
-        raise BadInput(f"--out {out} will not do; suspects are written as .csv")
-    if out.is_dir() or not out.absolute().parent.is_dir():
-        raise BadInput(f"--out {out} will not do; it takes a file in a folder that is there")
-    return out
-
-
-def _summary(every: Sequence[Suspect], found: Sequence[Suspect], least: float) -> list[str]:
+def _summary(labelled: Sequence[Suspect], suspects: Sequence[Suspect], threshold: float) -> list[str]:
     from cmsf.analysis.label_issues import confused
 
     lines = [
-        f"{len(found):,} of {len(every):,} labels are suspect ({100 * len(found) / len(every):.3g} %), with a score of "
-        f"{least:g} or above"
+        f"{len(suspects):,} of {len(labelled):,} labels are suspect ({100 * len(suspects) / len(labelled):.3g} %), "
+        f"with a score of {threshold:g} or above"
     ]
     lines += [
-        f"  {one.score:.3f}  {one.path}: labelled {one.label!r}, looks like {one.suggested!r} "
-        f"({100 * one.suggested_share:.0f} % of the vote against {100 * one.label_share:.0f} %)"
-        for one in found[:_WORST]
+        f"  {suspect.score:.3f}  {suspect.path}: labelled {suspect.label!r}, looks like {suspect.suggested!r} "
+        f"({100 * suspect.suggested_share:.0f} % of the vote against {100 * suspect.label_share:.0f} %)"
+        for suspect in suspects[:_WORST]
     ]
-    alone = sum(one.score == 0 for one in every)
+    alone = sum(suspect.score == 0 for suspect in labelled)
     if alone:
-        lines.append(f"{alone:,} cannot be judged: no other image has their label")
-    pairs = confused(found)[:_PAIRS]
+        lines.append(f"{alone:,} cannot be scored: no other image has their label")
+    pairs = confused(suspects)[:_PAIRS]
     if pairs:
         lines.append("most often:")
         lines += [f"  {count:7,}  {label!r} that looks like {suggested!r}" for label, suggested, count in pairs]
     return lines
 
 
-def _write(out: Path, found: Sequence[Suspect]) -> None:
+def _write(out: Path, suspects: Sequence[Suspect]) -> None:
     from cmsf.data.sources.table import write_csv
 
     numbers = ("score", "label_share", "suggested_share")
     rows = [
-        [f"{getattr(one, name):.6f}" if name in numbers else str(getattr(one, name)) for name in _HEADER]
-        for one in found
+        [f"{getattr(suspect, name):.6f}" if name in numbers else str(getattr(suspect, name)) for name in _HEADER]
+        for suspect in suspects
     ]
     write_csv(out, _HEADER, rows)
