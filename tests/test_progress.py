@@ -14,14 +14,13 @@ from cmsf.utils.files import file_sha256
 from cmsf.utils.progress import (
     REFRESH_PER_SECOND,
     RIGHT_MARGIN,
-    TimeLeft,
     bars_enabled,
     progress_bar,
     progress_prefix,
     redirect_progress,
     track,
 )
-from cmsf.utils.screen import Screen
+from cmsf.utils.screen import Screen, TrainingPanel
 from cmsf.utils.text import format_duration
 
 A_FRAME = 1.5 / REFRESH_PER_SECOND
@@ -84,13 +83,13 @@ def test_a_bar_within_a_bar_is_a_word_beside_it(looking_at: Callable[[int], Look
     look = looking_at(80)
     with progress_bar("transfer", 10) as at:
         at(4, "cars")
-        assert look()[0].endswith(" left cars")
+        assert look()[0].endswith(" cars")
         for item in track("ab", "features", 2):
             if item == "b":
                 (line,) = look()
                 assert "4 of 10" in line
                 assert line.endswith("features 2 of 2")
-        assert look()[0].endswith(" left cars")
+        assert look()[0].endswith(" cars")
 
 
 def test_names_are_text_and_no_markup(looking_at: Callable[[int], Looked]) -> None:
@@ -143,18 +142,29 @@ def test_a_forked_process_writes_to_the_terminal_itself(looking_at: Callable[[in
 
 def test_the_time_left_follows_the_pace_so_far() -> None:
     now = 100.0
-    left = TimeLeft(total=40, done=10, now=lambda: now)
-    assert left.left is None
+    panel = TrainingPanel("name", epochs=4, total=40, done=10, now=lambda: now)
+    assert panel.remaining is None
+    panel.advance(11)
     now = 120.0
-    left.at(20)
-    assert (left.gone, left.left) == (20, 40)
-    now = 125.0
-    assert (left.gone, left.left) == (25, 35)
-    left.at(30, found=True)
-    assert (left.gone, left.left) == (25, 25)
-    left.end()
+    panel.advance(21)
+    assert (panel.elapsed, panel.remaining) == (20, 38)
+    now = 122.0
+    panel.advance(22)
+    assert (panel.elapsed, panel.remaining) == (22, 36)
+    panel.stop()
     now = 200.0
-    assert (left.gone, left.left) == (25, None)
+    assert (panel.elapsed, panel.remaining) == (22, None)
+
+
+def test_work_that_was_done_before_says_nothing_of_the_pace(looking_at: Callable[[int], Looked]) -> None:
+    look = looking_at(80)
+    with progress_bar("trials", 100) as at:
+        at(1)
+        at(90, found=True)
+        assert "90 of 100 -:--:--" in " ".join(look()[0].split())
+
+
+def test_a_duration_is_written_as_a_clock_shows_it() -> None:
     assert [format_duration(seconds) for seconds in (7.9, 67, 3600 * 26 + 187)] == ["0:07", "1:07", "26:03:07"]
 
 

@@ -19,7 +19,7 @@ import cmsf
 from cmsf.cli import main
 from cmsf.runs.log import MetricsLog
 from cmsf.utils.progress import RIGHT_MARGIN
-from cmsf.utils.screen import Screen, TrainingPanel, curve
+from cmsf.utils.screen import Screen, TrainingPanel, sparkline
 
 EPOCHS = 5
 SETTINGS = [f"--{name.replace('_', '-')}={value}" for name, value in (TINY | {"evaluate_every": 1}).items()]
@@ -90,7 +90,7 @@ def assert_as_judged(said: str, name: str, lines: list[dict[str, Any]]) -> None:
     values = [line[name] for line in lines if line["kind"] == "epoch"]
     change = round(values[-1] - values[-2], 2)
     arrow = "↑" if change > 0 else "↓" if change < 0 else "→"
-    assert said.split() == [f"{values[-1]:.2f}", "%", arrow, f"{change:+.2f}", curve(values[-16:])]
+    assert said.split() == [f"{values[-1]:.2f}", "%", arrow, f"{change:+.2f}", sparkline(values[-16:])]
 
 
 class Stopped:
@@ -212,7 +212,7 @@ def test_the_panel_is_told_how_far_judging_is(
     on_a_terminal: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(TrainingPanel, "tell", lambda panel, doing: told.append(doing))
+    monkeypatch.setattr(TrainingPanel, "set_status", lambda panel, doing: told.append(doing))
     cmsf.train(
         "cmsf-self-small",
         write_npz(tmp_path / "bars.npz"),
@@ -227,7 +227,7 @@ def test_the_panel_is_told_how_far_judging_is(
 
 def test_what_a_log_says_is_not_believed_to_be_numbers() -> None:
     panel = TrainingPanel("name", 2, 10)
-    panel.remember([{"1-nn": "∞"}, {"1-nn": None}, {"1-nn": float("nan")}, {"1-nn": True}, {"20-nn": 50}])
+    panel.load_history([{"1-nn": "∞"}, {"1-nn": None}, {"1-nn": float("nan")}, {"1-nn": True}, {"20-nn": 50}])
     console = Console(width=60, record=True, file=StringIO())
     console.print(panel)
     said = console.export_text()
@@ -239,7 +239,7 @@ def test_a_panel_counts_steps_that_the_log_has_no_line_of() -> None:
     panel = TrainingPanel("name", 3, 12)
     shown = []
     for step in (1, 4, 5, 12):
-        panel.reach(step)
+        panel.advance(step)
         console = Console(width=60, record=True, file=StringIO())
         console.print(panel)
         shown.append(frame(console.export_text())["step"])
@@ -247,8 +247,8 @@ def test_a_panel_counts_steps_that_the_log_has_no_line_of() -> None:
 
 
 def test_a_curve_reaches_from_the_least_to_the_greatest() -> None:
-    assert curve([1, 2, 8]) == "▁▂█"
-    assert curve([3, 3]) == "▁▁"
+    assert sparkline([1, 2, 8]) == "▁▂█"
+    assert sparkline([3, 3]) == "▁▁"
 
 
 def test_a_log_is_read_as_far_as_it_is_one(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ class Trainer:
 
     def fit(self) -> None:
         """Trains to the end and writes the backbone, or raises what stopped it after saving a checkpoint."""
-        panel = self.screen.progress(
+        panel = self.screen.training_panel(
             self.recipe.name, self.recipe.epochs, self.schedule.total, self.step, self.log.epochs
         )
         with self.log, panel, self.signals, self.checkpointer:
@@ -178,7 +178,7 @@ class Trainer:
             self.totals.add_guesses(count_guesses(guess, self.true_label))
         self.step += 1
         if self.step % self.recipe.log_every and position < self.steps_per_epoch - 1:
-            self.screen.reach(self.step)
+            self.screen.advance(self.step)
         else:
             self._log_step(epoch, query, output, {"lr": lr, "target_momentum": momentum})
 
