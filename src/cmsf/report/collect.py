@@ -121,11 +121,11 @@ def _alignment(learner: Learner, data: Dataset, extractor: FeatureExtractor, see
 
 def _bank_purity(learner: Learner, data: Dataset, seed: int) -> list[Stat]:
     """Purity as the figure of that name has it, of the rows of the newest checkpoint."""
-    watched, bank, query = learner.loss_fn.logged_search, learner.bank, sample_rows(learner.bank.rows(), seed, _QUERIES)
-    if watched is None or not learner.loss_fn.selects_neighbours or not len(query):
+    search, bank, query = learner.loss_fn.logged_search, learner.bank, sample_rows(learner.bank.rows(), seed, _QUERIES)
+    if search is None or not learner.loss_fn.selects_neighbours or not len(query):
         return []
-    chosen = bank.search(query, watched.constraint, watched.k, watched.include_query)
-    seen = inspect(query, bank, watched.constraint, chosen, data.train.truth, watched.include_query)
+    chosen = bank.search(query, search.constraint, search.k, search.include_query)
+    seen = inspect(query, bank, search.constraint, chosen, data.train.truth, search.include_query)
     shares = [100 * float(purity.nanmean()) for purity in (seen.constrained, seen.unconstrained, seen.as_far)]
     if any(map(math.isnan, shares)):
         return []
@@ -137,19 +137,19 @@ def _bank_purity(learner: Learner, data: Dataset, seed: int) -> list[Stat]:
 
 def _ranks_by_size(learner: Learner, seed: int) -> list[Plot]:
     """The ablation of k′: the histogram of ranks that the same bank has with others (right half of that table)."""
-    watched, bank, query = learner.loss_fn.logged_search, learner.bank, sample_rows(learner.bank.rows(), seed, _QUERIES)
-    if watched is None or watched.k is None or not isinstance(watched.constraint, NearCompanion):
+    search, bank, query = learner.loss_fn.logged_search, learner.bank, sample_rows(learner.bank.rows(), seed, _QUERIES)
+    if search is None or search.k is None or not isinstance(search.constraint, NearCompanion):
         return []
     counts = {}
     for size in _SIZES:
-        if watched.k <= size <= len(query):
-            row = bank.search(query, NearCompanion(size), watched.k, watched.include_query).row
+        if search.k <= size <= len(query):
+            row = bank.search(query, NearCompanion(size), search.k, search.include_query).row
             assert row is not None
             counts[f"k′ = {size}"] = (histogram(rank_of_last(query, bank, row)), len(query))
     if not counts:
         return []
     caption = (
-        f"Of {len(query)} queries of the last bank, the share whose neighbour number {watched.k} in C is in each bin "
+        f"Of {len(query)} queries of the last bank, the share whose neighbour number {search.k} in C is in each bin "
         f"of five ranks in M, for several sizes of C; farther ones than {HISTOGRAM_TO} are not shown."
     )
     return [Plot(RELATED, "rank-by-size", "Ranks by the size of C", caption, rank_histogram(counts))]

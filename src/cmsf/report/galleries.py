@@ -32,12 +32,12 @@ def feature_gallery(pool: PoolBuilder, seed: int) -> Gallery:
 
 def bank_galleries(pool: PoolBuilder, learner: Learner, seed: int) -> list[Gallery]:
     """What the constraint brings near in the run's bank, and what lies as near without it."""
-    watched, rows = learner.loss_fn.logged_search, learner.bank.rows()
+    search, rows = learner.loss_fn.logged_search, learner.bank.rows()
     query = sample_rows(rows, seed, _ROWS)
-    if watched is None or not learner.loss_fn.selects_neighbours or not len(query):
+    if search is None or not learner.loss_fn.selects_neighbours or not len(query):
         return []
     far = FarNeighbours(query, rows)
-    return [_selection(pool, far, watched), *([_older_bank(pool, far)] if rows.companion is not None else [])]
+    return [_selection(pool, far, search), *([_older_bank(pool, far)] if rows.companion is not None else [])]
 
 
 def sample_rows(rows: Rows, seed: int, count: int) -> Rows:
@@ -47,8 +47,8 @@ def sample_rows(rows: Rows, seed: int, count: int) -> Rows:
     return rows[place[permutation(len(place), seed, _SAMPLING)][:count]]
 
 
-def _selection(pool: PoolBuilder, far: FarNeighbours, watched: LoggedSearch) -> Gallery:
-    constrained = far.constrained(watched.constraint, NEIGHBOURS)
+def _selection(pool: PoolBuilder, far: FarNeighbours, search: LoggedSearch) -> Gallery:
+    constrained = far.constrained(search.constraint, NEIGHBOURS)
     strips = {
         "nearest in C, with their ranks in M": constrained,
         "in M, one rank before each": far.one_rank_before(constrained),
