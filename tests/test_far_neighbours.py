@@ -11,6 +11,7 @@ from cmsf.analysis.far_neighbours import FarNeighbours
 from cmsf.analysis.neighbor_graph import graph_of
 from cmsf.analysis.projection import by_main_directions
 from cmsf.analysis.uniformity import alignment, uniformity
+from cmsf.evaluation.knn import nearest_training_images
 from cmsf.method.constraints import NearCompanion, SameLabel, Unconstrained
 from cmsf.utils.constants import UNKNOWN
 
@@ -81,6 +82,24 @@ def test_a_graph_has_every_images_nearest_others_and_an_equal_one_is_another() -
     assert graph.row[4, 0] == 9
     assert graph.row[9, 0] == 4
     assert graph_of(train[:3], None, 5).row.shape == (3, 2)
+
+
+@pytest.mark.parametrize("k", [1, 4, 30])
+@pytest.mark.parametrize("share", [0.1, 0.8, 1.0])
+def test_a_graph_restricted_to_some_images_is_theirs_or_does_not_reach_so_far(k: int, share: float) -> None:
+    train, others = unit(30, 6, 0), unit(7, 6, 1)
+    allowed = torch.rand(30, generator=torch.Generator().manual_seed(2)) < share
+    mine = train[allowed]
+    graph, own = graph_of(train, others, 12), graph_of(mine, others, 40)
+    found = graph.among(allowed.nonzero()[:, 0], allowed, k)
+    if found is not None:
+        assert torch.equal(found.row, own.row[: len(mine), :k])
+        torch.testing.assert_close(found.similarity, own.similarity[: len(mine), :k])
+    assert (found is None) == (min(k, len(mine) - 1) > int(allowed[graph.row[:30][allowed]].sum(1).min()))
+    found = graph.among(torch.arange(30, 37), allowed, k)
+    if found is not None:
+        (near,) = [row for row, _ in nearest_training_images(others, mine, k)]
+        assert torch.equal(found.row, near)
 
 
 def test_alignment_and_uniformity_are_those_of_wang_and_isola() -> None:

@@ -6,7 +6,7 @@ import re
 import shutil
 import signal
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,12 +16,16 @@ from helpers import write_npz, write_photos
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from runs import TINY, StopAt, metrics
+from torch import Tensor
 
 import cmsf
 from cmsf.analysis.label_issues import against_truth
 from cmsf.analysis.neighbor_graph import graph_of
+from cmsf.analysis.per_class import per_class
 from cmsf.cli import main
 from cmsf.data import Dataset, Split
+from cmsf.evaluation import FeatureExtractor
+from cmsf.evaluation.knn import nearest_training_images
 from cmsf.report.collect import collect_run
 from cmsf.report.compare import comparison_plots
 from cmsf.report.contents import Report, RunReport
@@ -60,6 +64,27 @@ def test_a_report_shows_what_the_log_says_and_what_the_run_calls_related(run: cm
     assert report.classes is not None
     assert {row.name for row in report.classes.rows} == set(run.data().classes)
     assert report.compute["epochs"] == "3 of 3"
+
+
+def test_the_features_are_searched_once_for_all_parts_of_the_page(
+    run: cmsf.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches = []
+
+    def counted(query: Tensor, train: Tensor, k: int, own: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        searches.append((len(query), len(train), k))
+        return nearest_training_images(query, train, k, own)
+
+    for module in ("neighbor_graph", "per_class", "label_issues"):
+        monkeypatch.setattr(f"cmsf.analysis.{module}.nearest_training_images", counted)
+    report, data = collect_run(run, 60, *HERE), run.data()
+    assert data.test is not None
+    train, test = len(data.train), len(data.test)
+    assert searches == [(train, train, min(100, train - 1)), (test, train, min(100, train - 1))]
+    monkeypatch.undo()
+    extractor = FeatureExtractor(run.backbone(), run.recipe.size)
+    features = (extractor(data.train), data.train.truth, extractor(data.test), data.test.truth)
+    assert report.classes == per_class(data.classes, *features)
 
 
 def test_every_image_of_the_page_has_its_neighbours_there_and_marks_are_right(run: cmsf.Run) -> None:
@@ -147,6 +172,9 @@ def test_the_page_counts_its_suspects_and_shows_each_that_it_lists(
     hits = against_truth(every, least)
     assert hits is not None
     found = sum(one.score >= least for one in every)
+    for (_, listed), suspect in zip(report.suspects, every, strict=False):  # by the page's one search, and by their own
+        assert (listed.path, listed.suggested) == (suspect.path, suspect.suggested)
+        assert listed.score == pytest.approx(suspect.score)
     assert found > len(report.suspects) == 10
     assert f"{found} of {len(every)} labels have a score of 0.2" in report.about_suspects
     assert "The likeliest 10 are here" in report.about_suspects

@@ -7,16 +7,18 @@ that were tried, and how k was chosen.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cmsf.analysis.neighbor_graph import Graph
 from cmsf.data import Dataset, Split
 from cmsf.data.labels import Labels
 from cmsf.evaluation.knn import Ballot, nearest_training_images
+from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
 from cmsf.utils.progress import track
 
@@ -68,16 +70,21 @@ class Suspect:
     """By the names of labels, where it is known otherwise; no score depends on it."""
 
 
-def find_suspects(features: Callable[[Split], Tensor], data: Dataset, least: float = LEAST) -> list[Suspect]:
+def find_suspects(
+    features: Callable[[Split], Tensor], data: Dataset, least: float = LEAST, graph: Graph | None = None
+) -> list[Suspect]:
     """The labelled training images whose score is `least` or above, the likeliest to be wrong first.
 
     Equal scores are in the order of the images. With least=0, they are all there.
+
+    graph: of all training images; what it has is not searched for again.
     """
     images = data.train.labelled
     split = data.train.subset(images)
     if len(split.label.unique()) < 2:
         raise BadInput(_too_few(data, split))
-    found = verdicts(features(split), split.label)
+    nearest = None if graph is None else graph.among(images, data.train.label != UNKNOWN, BALLOT.k)
+    found = verdicts(features(split), split.label, graph=nearest)
     order = found.score.argsort(descending=True, stable=True)
     order = order[found.score[order] >= least]
     truth = Labels(data.as_label(split.truth), data.label_names).to_names()
@@ -100,25 +107,33 @@ def find_suspects(features: Callable[[Split], Tensor], data: Dataset, least: flo
     ]
 
 
-def verdicts(features: Float[Tensor, "n f"], label: Int[Tensor, " n"], ballot: Ballot = BALLOT) -> Verdicts:
+def verdicts(
+    features: Float[Tensor, "n f"], label: Int[Tensor, " n"], ballot: Ballot = BALLOT, graph: Graph | None = None
+) -> Verdicts:
     """By unit vectors, and labels all known. Every image is judged by all the others; one that equals it is another.
 
     With p_c a class's share of the weighted vote and π_c its share of the other images, q_c = p_c + π_c/10 is what
     speaks for it, and the score is q_b / (q_b + q_y): the label y against b, the best other class.
+
+    graph: the nearest of these images, as many as vote; by default they are searched for.
     """
     classes = int(label.max()) + 1
     members = label.bincount(minlength=classes)
     parts: list[tuple[Tensor, ...]] = []
-    starts = range(0, len(label), _AT_ONCE)
-    for start in track(starts, "votes", len(starts)):
-        rows = torch.arange(start, min(start + _AT_ONCE, len(label)))
-        done = start
-        for near, similarity in nearest_training_images(features[start : start + _AT_ONCE], features, ballot.k, rows):
-            mine = label[done : done + len(near), None]
-            votes = ballot.count(label[near], similarity, classes)
-            parts.append((*_judge(votes, mine, members), near[:, :_NEAREST]))
-            done += len(near)
+    done = 0
+    for near, similarity in _nearest(features, ballot.k) if graph is None else graph.batches():
+        mine = label[done : done + len(near), None]
+        votes = ballot.count(label[near], similarity, classes)
+        parts.append((*_judge(votes, mine, members), near[:, :_NEAREST]))
+        done += len(near)
     return Verdicts(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _nearest(features: Float[Tensor, "n f"], k: int) -> Iterator[tuple[Tensor, Tensor]]:
+    starts = range(0, len(features), _AT_ONCE)
+    for start in track(starts, "votes", len(starts)):
+        rows = torch.arange(start, min(start + _AT_ONCE, len(features)))
+        yield from nearest_training_images(features[start : start + _AT_ONCE], features, k, rows)
 
 
 def _judge(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cmsf.evaluation.knn import nearest_training_images
+
+_BATCH = 4096
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,24 @@ class Graph:
 
     row: Int[Tensor, "n k"]
     similarity: Float[Tensor, "n k"]
+
+    def among(self, images: Int[Tensor, " q"], allowed: Bool[Tensor, " t"], k: int) -> Graph | None:
+        """Returns the k nearest of some images among the allowed training images, by their numbers among these.
+
+        None where the graph does not reach so far. The images are all of training, and allowed, or all of the others.
+        """
+        row, similarity = self.row[images], self.similarity[images]
+        inside = allowed[row]
+        k = min(k, int(allowed.sum()) - bool((images < len(allowed)).all()))
+        if bool((inside.sum(1) < k).any()):
+            return None
+        nearest = inside.int().argsort(dim=1, descending=True, stable=True)[:, :k]
+        number = allowed.cumsum(0) - 1
+        return Graph(number[row.gather(1, nearest)], similarity.gather(1, nearest))
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields rows and similarities of some images at a time, like `nearest_training_images`."""
+        yield from zip(self.row.split(_BATCH), self.similarity.double().split(_BATCH), strict=True)
 
 
 def graph_of(train: Float[Tensor, "n f"], others: Float[Tensor, "m f"] | None, k: int) -> Graph:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cmsf.analysis.neighbor_graph import Graph
 from cmsf.evaluation.calibration import confusion
 from cmsf.evaluation.knn import BALLOTS, nearest_training_images
 from cmsf.utils.constants import UNKNOWN
@@ -76,25 +77,34 @@ def per_class(
     train_class: Int[Tensor, " n"],
     test: Float[Tensor, "q f"] | None = None,
     test_class: Int[Tensor, " q"] | None = None,
+    graph: Graph | None = None,
 ) -> PerClass:
     """The table of some classes, by unit vectors of their images; an image of the class UNKNOWN is passed over.
 
     The vote is that of `cmsf evaluate`: each of the 20 nearest training images counts alike.
+
+    graph: of all training images, then all test images; what it has is not searched for again.
     """
     known = train_class != UNKNOWN
     train, train_class = train[known.to(train.device)], train_class[known]
     in_test = torch.zeros(len(names), dtype=torch.int64)
-    query, truth, own = train, train_class, torch.arange(len(train))
+    query, truth, images, own = train, train_class, known.nonzero()[:, 0], torch.arange(len(train))
     left_out = test is None or test_class is None or not bool((test_class != UNKNOWN).any())
     if not left_out:
         assert test is not None
         assert test_class is not None
         judged = test_class != UNKNOWN
-        query, truth = test[judged.to(test.device)], test_class[judged]
+        query, truth, images = test[judged.to(test.device)], test_class[judged], len(known) + judged.nonzero()[:, 0]
         in_test = truth.bincount(minlength=len(names))
     if len(train) < 1 + left_out:
         raise BadInput(f"there are {len(train)} training images with a class, too few to have neighbours")
-    guess, purity = _by_neighbours(query, truth, train, train_class, len(names), own if left_out else None)
+    found = None if graph is None else graph.among(images, known, BALLOTS[BALLOT].k)
+    nearest = (
+        nearest_training_images(query, train, BALLOTS[BALLOT].k, own if left_out else None)
+        if found is None
+        else found.batches()
+    )
+    guess, purity = _by_neighbours(nearest, truth, train_class, len(names))
     counts = confusion(guess, truth, len(names))
     in_train = train_class.bincount(minlength=len(names))
     rows = [
@@ -105,16 +115,11 @@ def per_class(
 
 
 def _by_neighbours(
-    query: Float[Tensor, "q f"],
-    truth: Int[Tensor, " q"],
-    train: Float[Tensor, "n f"],
-    label: Int[Tensor, " n"],
-    classes: int,
-    own: Int[Tensor, " q"] | None,
+    nearest: Iterable[tuple[Tensor, Tensor]], truth: Int[Tensor, " q"], label: Int[Tensor, " n"], classes: int
 ) -> tuple[Int[Tensor, " q"], Float[Tensor, " q"]]:
     """The class that the neighbours of each vote for, and the share of its own class among the nearest."""
     ballot, guess, purity, done = BALLOTS[BALLOT], [], [], 0
-    for near, similarity in nearest_training_images(query, train, ballot.k, own):
+    for near, similarity in nearest:
         theirs, mine = label[near], truth[done : done + len(near)]
         guess.append(ballot.count(theirs, similarity, classes).argmax(1))
         purity.append((theirs[:, :_NEAREST] == mine[:, None]).double().mean(1))

@@ -162,7 +162,7 @@ def collect_classes(images: EmbeddedImages) -> tuple[PerClass | None, list[str]]
         return None, ["no true class is known, so there is no purity and no table of classes"]
     try:
         test_truth = None if data.test is None else data.test.truth
-        table = per_class(data.classes, images.train, data.train.truth, images.test, test_truth)
+        table = per_class(data.classes, images.train, data.train.truth, images.test, test_truth, images.graph)
     except BadInput as error:
         return None, [f"there is no table of classes: {error}"]
     note = "no test image has a known class, so each training image is classified by all the others"
@@ -185,7 +185,7 @@ def collect_suspects(pool: PoolBuilder) -> tuple[tuple[tuple[int, Suspect], ...]
     """Returns the likeliest suspects with their images on the page, how many there are in all, and what is missing."""
     data, train = pool.images.data, pool.images.train
     try:
-        labelled = find_suspects(lambda _: train[data.train.labelled], data, least=0.0)
+        labelled = find_suspects(lambda _: train[data.train.labelled], data, 0.0, pool.images.graph)
     except BadInput as error:
         return (), "", [f"labels were not checked: {str(error).split(';')[0]}"]
     suspects = [suspect for suspect in labelled if suspect.score >= LEAST]
