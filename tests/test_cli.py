@@ -179,7 +179,7 @@ def test_a_run_folder_with_foreign_files_is_refused(
     assert main(["train", "msf-small", "--data", str(bars), "--out", str(out), *FAST]) == 0
     kept = {name: (out / name).read_bytes() for name in ("recipe.yaml", "environment.json", "data.parquet")}
     for name, foreign, message in (
-        ("recipe.yaml", b"\xff\xfe", "byte 0 is no UTF-8"),
+        ("recipe.yaml", b"\xff\xfe", "byte 0 is not UTF-8"),
         ("recipe.yaml", kept["recipe.yaml"].replace(b"size: 16", b"size: auto"), "invalid value --size auto"),
         ("environment.json", b"{}", "is not what cmsf train wrote"),
         ("data.parquet", b"PAR1", "cannot read"),

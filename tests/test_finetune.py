@@ -371,7 +371,7 @@ def test_two_that_write_to_one_place_do_not_mix(
         return tune(*arguments)
 
     monkeypatch.setattr(api, "tune_network", while_another_finishes)
-    with pytest.raises(BadInput, match="not empty any more"):
+    with pytest.raises(BadInput, match="no longer empty"):
         cmsf.finetune(run, few, out=out, seed=2, **SHORT)
     assert cmsf.Classifier(out).about["seed"] == 1
 

@@ -57,7 +57,7 @@ def test_a_few_lines_of_aliases_are_refused_before_they_are_written_out(tmp_path
     file = tmp_path / "laughs.yaml"
     file.write_text("\n".join([*lines, "k: *a29"]))
     for read in (Recipe.read, read_suite):
-        with pytest.raises(BadInput, match="aliases are not taken; write it out in line 2"):
+        with pytest.raises(BadInput, match="aliases are not supported; write the value out in line 2"):
             read(file)
 
 
@@ -78,7 +78,7 @@ def test_a_pipe_or_a_device_is_no_recipe(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     device.symlink_to("/dev/zero")
     for file in (pipe, device):
-        with pytest.raises(BadInput, match="no plain file"):
+        with pytest.raises(BadInput, match="not a regular file"):
             Recipe.read(file)
 
 
@@ -164,7 +164,7 @@ def test_more_rows_than_memory_holds_are_refused(tmp_path: Path, monkeypatch: py
 def test_a_pipe_among_photos_is_a_broken_image_and_not_waited_for(tmp_path: Path) -> None:
     put(tmp_path / "a.png")
     os.mkfifo(tmp_path / "b.png")
-    with pytest.raises(Unreadable, match="no plain file"):
+    with pytest.raises(Unreadable, match="not a regular file"):
         open_source(tmp_path).train.images.size(1)
 
 
@@ -288,7 +288,7 @@ def test_a_run_that_leads_elsewhere_by_a_link_is_not_resumed_and_nothing_there_c
     (run / name).symlink_to(elsewhere / name)
     before = entries(tmp_path)
     assert main(["train", "--resume", str(run), "--workers", "0"]) == 2
-    assert f"{name} is a link" in capsys.readouterr().err
+    assert f"{name} is a symlink" in capsys.readouterr().err
     assert entries(tmp_path) == before
 
 
@@ -310,11 +310,11 @@ def test_what_is_appended_to_or_written_beside_is_no_link(tmp_path: Path) -> Non
     (tmp_path / "precious").write_text("precious")
     for name in ("log", f".file.{os.getpid()}.part"):
         (tmp_path / name).symlink_to(tmp_path / "precious")
-    with pytest.raises(BadInput, match="log is a link"):
+    with pytest.raises(BadInput, match="log is a symlink"):
         AppendedFile(tmp_path / "log", 0)
     write_text(tmp_path / "file", "new")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(BadInput, match="no plain file"):
+    with pytest.raises(BadInput, match="not a regular file"):
         AppendedFile(tmp_path / "pipe")
     assert (tmp_path / "precious").read_text() == "precious"
 
@@ -413,7 +413,7 @@ def test_a_message_is_a_line_of_bearable_length_with_the_remedy_at_its_end(capsy
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert len(error) < 320
-    assert error.endswith("it takes a whole number\n")
+    assert error.endswith("expected a whole number\n")
     assert main(["train", "cmsf-self", "--workers", "9" * 5_000]) == 2
 
 

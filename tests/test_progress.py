@@ -171,5 +171,5 @@ def test_a_duration_is_written_as_a_clock_shows_it() -> None:
 def test_a_hash_is_that_of_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"abc")
     for size in (1, 2, 3, 4):
-        monkeypatch.setattr("cmsf.utils.files._PART", size)
+        monkeypatch.setattr("cmsf.utils.files._CHUNK", size)
         assert file_sha256(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

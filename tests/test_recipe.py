@@ -189,12 +189,12 @@ def test_flags_are_read_as_what_they_stand_for(flag: str, text: str, value: obje
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("epochs: [1", "is no YAML"),
+        ("epochs: [1", "is not valid YAML"),
         ("- 1", "is no recipe"),
         ("1: 2", "is no recipe"),
         ("epoch: 3", "did you mean epochs"),
         ("name: ../../elsewhere", "cannot be called"),
-        ("!!python/object/apply:os.system ['true']", "is no YAML"),
+        ("!!python/object/apply:os.system ['true']", "is not valid YAML"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_refused(text: str, message: str) -> None:

@@ -115,7 +115,7 @@ class FileImages(Images):
     def open(self, i: int) -> Image.Image:
         file = self.root / self.paths[i]
         if not stat.S_ISREG(file.stat().st_mode):  # a pipe would be waited for, and a device has no end
-            raise OSError("it is no plain file")
+            raise OSError("not a regular file")
         return open_image(file)
 
     def mark(self, i: int) -> bytes | None:

@@ -1,1 +1,1 @@
-"""What any program needs; nothing in here knows the method."""
+"""General helpers; nothing here knows the method."""

@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 UNKNOWN = -1
-"""An index, label or position that is not there."""
+"""The index, label or position that stands for none."""

@@ -1,4 +1,4 @@
-"""Which device a command computes on."""
+"""The device to compute on."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from cmsf.utils.text import first_line
 
 
 def pick_device(name: str, local_rank: int = 0) -> torch.device:
-    """The device of a name; of several processes on a machine, each has the CUDA device of its number."""
+    """Returns the named device; of several processes on a machine, each gets the CUDA device of its local rank."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if name == "cuda" and torch.cuda.is_available():
-        there = torch.cuda.device_count()
-        if local_rank >= there > 1:
+        count = torch.cuda.device_count()
+        if local_rank >= count > 1:
             raise BadInput(
-                f"process {local_rank} of this machine has no device of its own: there are {there}; use fewer"
+                f"process {local_rank} of this machine has no device of its own: there are {count}; use fewer processes"
             )
-        device = torch.device("cuda", local_rank if there > 1 else 0)  # a launcher may show each process its own alone
+        device = torch.device("cuda", local_rank if count > 1 else 0)  # a launcher may show each process its own only
         torch.cuda.set_device(device)
         return device
     try:

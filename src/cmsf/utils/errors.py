@@ -1,4 +1,4 @@
-"""The one kind of error a user can mend: said in a line, with exit code 2 and no traceback."""
+"""Errors that a user can correct: one line, exit code 2, no traceback."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 
 
 class BadInput(ValueError):
-    """What is wrong, the numbers, and what to do about it."""
+    """Its message says what is wrong, with the numbers, and the remedy."""
 
 
 class FailedElsewhere(BadInput):
-    """What stops this process has happened to another, which says what it is."""
+    """Another process failed, and reports the reason."""
 
 
 class Interrupted(Exception):
-    """A signal wants the run to stop."""
+    """A signal asks the run to stop."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal_number)
@@ -23,11 +23,11 @@ class Interrupted(Exception):
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
-    """The remedy for a name nobody knows: the nearest known one, or where to look."""
+    """Returns the remedy for an unknown name: the nearest known one, or where to look."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {near[0]}?" if near else otherwise
 
 
 def first_few(items: Sequence[str], most: int = 4) -> str:
-    """The first few of what may be many."""
+    """Joins the first few items, and says how many more there are."""
     return "; ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")

@@ -1,4 +1,4 @@
-"""Files: written so that they are there whole or not at all, and known by their hash; and disks that are full."""
+"""Atomic writes, full disks, hashes, and safe reading of files that somebody else may have written."""
 
 from __future__ import annotations
 
@@ -19,22 +19,18 @@ from cmsf.utils.progress import track
 from cmsf.utils.text import format_bytes
 
 MAX_TEXT_BYTES = 16 << 20
-"""Bytes of a settings file, and more than any that somebody has written."""
-_PART = 16 << 20
+"""The largest settings file that is read."""
+_CHUNK = 16 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""No room on the disk, none in the user's quota, none in a file as this process may write it (ulimit -f)."""
+"""The disk, the user's quota, or the size limit of this process (ulimit -f) is reached."""
 
 
 class FullDisk(BadInput):
-    """There is no room for what was to be written; what was there before is still there."""
-
-
-def _is_full(error: OSError) -> bool:
-    return error.errno in _FULL
+    """There is no room for a file; what was there before is unchanged."""
 
 
 def _full_disk(error: OSError, path: Path, needed: int | None = None) -> FullDisk:
-    """What is full, in one line; needed: how many bytes were to be written."""
+    """Builds the error, with the free space; needed: how many bytes were to be written."""
     wanted = "" if needed is None else f"{format_bytes(needed)} needed, "
     limit = "raise ulimit -f" if error.errno == errno.EFBIG else "make room"
     return FullDisk(f"cannot write {path}: {os.strerror(error.errno or 0)} ({wanted}{_free(path)} free); {limit}")
@@ -50,11 +46,11 @@ def _free(path: Path) -> str:
 
 @contextmanager
 def detect_full_disk(path: Path, needed: int | None = None) -> Iterator[None]:
-    """What is written in here may find the disk full, and then it is FullDisk."""
+    """Turns an OSError of a full disk in its block into FullDisk."""
     try:
         yield
     except OSError as error:
-        if _is_full(error):
+        if error.errno in _FULL:
             raise _full_disk(error, path, needed) from None
         raise
 
@@ -71,14 +67,14 @@ def report_write_errors(path: Path, remedy: str = "") -> Iterator[None]:
 
 @contextmanager
 def atomic_write(path: Path, needed: int | None = None) -> Iterator[Path]:
-    """A temporary file beside `path` to write to; it takes its place, synced to the disk, once that went well.
+    """Yields a temporary file beside `path`, which is synced and replaces it if the block succeeds.
 
-    Where there is no room, FullDisk; needed: how many bytes it will be, to say so.
+    Raises FullDisk where there is no room; needed: how many bytes the file takes, for the message.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")  # two processes may write the same
     try:
         with detect_full_disk(path, needed):
-            temporary.unlink(missing_ok=True)  # a link that lies in wait would lead elsewhere
+            temporary.unlink(missing_ok=True)  # a symlink placed there would lead elsewhere
             yield temporary
             _sync(temporary)
             temporary.replace(path)
@@ -89,10 +85,10 @@ def atomic_write(path: Path, needed: int | None = None) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(place: Path, last: str) -> Iterator[Path]:
-    """A draft folder beside `place` to fill; it takes its place once that went well.
+    """Yields a draft folder beside `place`, which becomes `place` if the block succeeds.
 
-    An empty folder that is there already, perhaps somebody's working directory, stays the same folder: then files move
-    into it, and the one called `last` comes last.
+    An empty folder that exists, perhaps somebody's working directory, stays the same folder: files are moved into it,
+    the one called `last` at the end.
     """
     place = place.resolve()
     draft = place.with_name(f".{place.name}.{os.getpid()}.part")
@@ -100,8 +96,8 @@ def atomic_folder(place: Path, last: str) -> Iterator[Path]:
         draft.mkdir(parents=True)
         yield draft
         if place.exists():
-            if any(place.iterdir()):  # somebody was faster
-                raise FileExistsError(errno.EEXIST, "it is not empty any more", str(place))
+            if any(place.iterdir()):  # another process was faster
+                raise FileExistsError(errno.EEXIST, "no longer empty", str(place))
             for file in sorted(draft.iterdir(), key=lambda file: file.name == last):
                 file.replace(place / file.name)
         else:
@@ -120,60 +116,60 @@ def _sync(path: Path) -> None:
 
 
 def check_not_symlink(path: Path) -> None:
-    """Refuse to write through a link that whoever made the folder has laid: it may lead anywhere."""
+    """Refuses a symlink to write through: whoever made the folder decides where it leads."""
     if path.is_symlink():
-        raise BadInput(f"{path} is a link, and nothing is written through one; put what it leads to in its place")
+        raise BadInput(f"{path} is a symlink, and nothing is written through one; replace it by what it points to")
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder that may be there already, but not elsewhere."""
+    """Makes a folder unless it exists; a symlink is refused."""
     check_not_symlink(path)
     with detect_full_disk(path):
         path.mkdir(exist_ok=True)
 
 
 def open_regular_file(path: Path) -> int:
-    """The descriptor of a plain file to read and write, made where there is none; never of one elsewhere."""
+    """Opens a regular file to read and write, or creates it, and returns its descriptor; symlinks are refused."""
     check_not_symlink(path)
     with report_write_errors(path), detect_full_disk(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise BadInput(f"cannot write {path}: it is no plain file; remove it")
+        raise BadInput(f"cannot write {path}: not a regular file; remove it")
     return descriptor
 
 
 def expand_user(path: str | Path) -> Path:
-    """One's home folder for ~; a ~somebody that nobody is called stays as it is, and will not be found."""
+    """Expands ~ and ~user; an unknown user stays as it is, and the path will not be found."""
     return Path(os.path.expanduser(path))
 
 
 def check_regular_file(path: Path) -> int:
-    """The size of a file that is there and plain: a pipe would be waited for, and a device has no end."""
+    """Returns the size of a regular file; others are refused: a pipe may block, and a device has no end."""
     try:
         state = path.stat()
     except (OSError, ValueError) as error:  # a NUL in a name is a ValueError
         raise BadInput(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     if not stat.S_ISREG(state.st_mode):
-        raise BadInput(f"cannot read {path}: it is no plain file")
+        raise BadInput(f"cannot read {path}: not a regular file")
     return state.st_size
 
 
 def read_text(path: Path, most: int = MAX_TEXT_BYTES) -> str:
-    """A file that somebody else may have written: a plain one, of a bearable size, in UTF-8; or BadInput."""
+    """Reads a regular UTF-8 file of at most `most` bytes; BadInput for any other."""
     size = check_regular_file(path)
     if size > most:
-        raise BadInput(f"cannot read {path}: it has {size:,} bytes, and {most:,} are the most")
+        raise BadInput(f"cannot read {path}: it has {size:,} bytes; the limit is {most:,}")
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise BadInput(f"cannot read {path}: byte {error.start} is no UTF-8") from None
+        raise BadInput(f"cannot read {path}: byte {error.start} is not UTF-8") from None
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from None
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file says, or BadInput."""
+    """Reads a JSON file, or raises BadInput."""
     try:
         return json.loads(read_text(path))
     except BadInput:
@@ -183,12 +179,12 @@ def read_json(path: Path) -> Any:
 
 
 def file_sha256(path: Path) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        parts = -(-os.fstat(file.fileno()).st_size // _PART)
-        for part in track(iter(lambda: file.read(_PART), b""), f"hashing {path.name}", parts):
-            found.update(part)
-    return found.hexdigest()
+        chunks = -(-os.fstat(file.fileno()).st_size // _CHUNK)
+        for chunk in track(iter(lambda: file.read(_CHUNK), b""), f"hashing {path.name}", chunks):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -197,10 +193,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 class HashedFile(io.RawIOBase):
-    """A new file that knows the hash of what was written to it.
+    """A new file that hashes what is written to it.
 
-    For writers in C++, which end the process if a write fails while they clean up: a failure is remembered, what comes
-    after it is dropped, and `finish` raises it.
+    For writers in C++, which abort the process if a write fails during their cleanup: the first failure is kept, later
+    writes are dropped, and `finish` raises it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -211,20 +207,20 @@ class HashedFile(io.RawIOBase):
         self.size = 0
 
     def write(self, data: Any) -> int:
-        left = whole = memoryview(data).cast("B")
+        rest = everything = memoryview(data).cast("B")
         if self._error is None:
             try:
-                while len(left):
-                    left = left[self._file.write(left) :]
+                while len(rest):
+                    rest = rest[self._file.write(rest) :]
             except OSError as error:
                 self._error = error
             else:
-                self._hash.update(whole)
-                self.size += len(whole)
-        return len(whole)
+                self._hash.update(everything)
+                self.size += len(everything)
+        return len(everything)
 
     def finish(self) -> str:
-        """The hash of all that was written, or what failed."""
+        """Closes the file and returns its SHA-256, or raises the first failure."""
         self._file.close()
         if self._error is not None:
             raise self._error

@@ -1,25 +1,27 @@
-"""Text from files and names, fit to be shown: nothing in it steers a terminal, turns words round or is endless."""
+"""Text from files and names, made safe to print: no control characters, no change of direction, no endless lines."""
 
 from __future__ import annotations
 
 from unicodedata import category
 
 MAX_LINE = 300
-_STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Control characters, invisible marks (those that turn the direction of text among them), halves of letters, and ends
-of lines."""
-_JOINERS = "\u200c\u200d"  # which Persian, the scripts of India and emoji are written with
+_ESCAPED = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode categories: control, format (such as a change of direction), surrogate, line and paragraph separators."""
+_JOINERS = "\u200c\u200d"  # used in Persian, Indic scripts and emoji
 
 
 def escape_unprintable(text: str) -> str:
-    """The same text, with an escape such as \\x1b in the place of what would not be seen; backslashes are left."""
+    """Replaces control and invisible characters by escapes such as \\x1b; backslashes are left."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_escaped(letter) if _steers(letter) else letter for letter in text)
+    return "".join(
+        letter.encode("unicode_escape").decode() if category(letter) in _ESCAPED and letter not in _JOINERS else letter
+        for letter in text
+    )
 
 
 def is_encodable(text: str) -> bool:
-    """Whether it can be written to a file at all: half a letter cannot."""
+    """Whether a text can be written as UTF-8; one with a lone surrogate cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -28,7 +30,7 @@ def is_encodable(text: str) -> bool:
 
 
 def shorten(text: str, longest: int = MAX_LINE) -> str:
-    """A long text without its middle: what is the matter comes first, and what to do about it last."""
+    """Cuts the middle out of a long text: a message begins with the problem and ends with the remedy."""
     if len(text) <= longest:
         return text
     end = longest // 3
@@ -36,8 +38,8 @@ def shorten(text: str, longest: int = MAX_LINE) -> str:
 
 
 def one_line(text: object, longest: int = MAX_LINE) -> str:
-    """Any message in a line of a bearable length."""
-    words = shorten(str(text), 4 * longest)  # of a text without end, no more than this is gone through
+    """Returns a message as one printable line of at most `longest` characters."""
+    words = shorten(str(text), 4 * longest)  # bounds the work on a huge text
     return shorten(escape_unprintable(" ".join(words.splitlines())), longest)
 
 
@@ -63,17 +65,9 @@ def format_duration(seconds: float) -> str:
 
 
 def short_repr(value: object, longest: int = 80) -> str:
-    """A value out of a file, for a message; one of which nobody knows how long it is when it is written out."""
+    """Returns a short text for a value of any size, for a message."""
     if isinstance(value, int) and abs(value) >= 2**64:
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, list | tuple | set | dict):
         return f"a {type(value).__name__} of {len(value)}"
     return shorten(str(value)[: 4 * longest], longest)
-
-
-def _steers(letter: str) -> bool:
-    return category(letter) in _STEERING and letter not in _JOINERS
-
-
-def _escaped(letter: str) -> str:
-    return letter.encode("unicode_escape").decode()
