@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 import cmsf
 from cmsf.cli import main
 from cmsf.runs.log import TIMING_FIELDS
-from cmsf.utils.files import sha256_of
+from cmsf.utils.files import file_sha256
 
 OLD = Path(__file__).parent / "fixtures" / "run-0.1"
 
@@ -57,7 +57,7 @@ def test_an_old_run_is_resumed_to_the_weights_and_the_log_that_the_old_code_made
         torch.testing.assert_close(weights[name], value, rtol=5e-2, atol=1e-2)
     assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in expected], rel=2e-2)
     if processor() == (OLD / "processor.txt").read_text().splitlines():
-        assert sha256_of(run / "backbone.safetensors") == sha256_of(OLD / "finished" / "backbone.safetensors")
+        assert file_sha256(run / "backbone.safetensors") == file_sha256(OLD / "finished" / "backbone.safetensors")
         assert without_timing(lines) == without_timing(expected)
 
 

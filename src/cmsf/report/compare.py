@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
@@ -20,35 +19,23 @@ _ACCURACIES = {"20-nn": "20-NN", "linear top-1": "linear", "SGD top-1": "linear 
 """What is plotted against compute, by its name in `Spent.reached`."""
 
 
-@dataclass(frozen=True)
-class ComparisonRow:
-    """cells: one a run, None where it says nothing."""
-
-    label: str
-    cells: tuple[Stat | Measure | None, ...]
+Rows = dict[str, list[Stat | Measure | None]]
+"""By what a row is about, a cell for each run; None where it says nothing."""
 
 
-@dataclass(frozen=True)
-class ComparisonGroup:
-    title: str
-    rows: tuple[ComparisonRow, ...]
-
-
-def comparison_table(runs: Sequence[RunReport]) -> list[ComparisonGroup]:
-    """Returns the summaries, each evaluation, the cost, and the settings that differ; nothing for a single run."""
+def comparison_table(runs: Sequence[RunReport]) -> dict[str, Rows]:
+    """Returns summaries, evaluations, cost, and the settings that differ, by their titles; nothing for a single run."""
     if len(runs) < 2:
-        return []
+        return {}
     metrics = dict.fromkeys(table.metric for run in runs for table in run.results)
     settings = _rows([{setting.field: Stat(setting.field, setting.value) for setting in run.recipe} for run in runs])
-    groups = (
-        ComparisonGroup("Summary", _rows([{stat.label: stat for stat in run.summary} for run in runs])),
-        *(ComparisonGroup(metric, _rows([_figures(run, metric) for run in runs])) for metric in metrics),
-        ComparisonGroup(
-            "Compute", _rows([{name: Stat(name, value) for name, value in run.compute.items()} for run in runs])
-        ),
-        ComparisonGroup("Settings that differ", tuple(row for row in settings if len(set(row.cells)) > 1)),
-    )
-    return [group for group in groups if group.rows]
+    groups = {
+        "Summary": _rows([{stat.label: stat for stat in run.summary} for run in runs]),
+        **{metric: _rows([_figures(run, metric) for run in runs]) for metric in metrics},
+        "Compute": _rows([{name: Stat(name, value) for name, value in run.compute.items()} for run in runs]),
+        "Settings that differ": {field: cells for field, cells in settings.items() if len(set(cells)) > 1},
+    }
+    return {title: rows for title, rows in groups.items() if rows}
 
 
 def _figures(run: RunReport, metric: str) -> dict[str, Measure]:
@@ -56,9 +43,9 @@ def _figures(run: RunReport, metric: str) -> dict[str, Measure]:
     return {name: measure for table in tables for name, measure in table.figures.items()}
 
 
-def _rows(by_run: Sequence[Mapping[str, Stat | Measure]]) -> tuple[ComparisonRow, ...]:
+def _rows(by_run: Sequence[Mapping[str, Stat | Measure]]) -> Rows:
     labels = dict.fromkeys(label for cells in by_run for label in cells)
-    return tuple(ComparisonRow(label, tuple(cells.get(label) for cells in by_run)) for label in labels)
+    return {label: [cells.get(label) for cells in by_run] for label in labels}
 
 
 def comparison_plots(runs: Sequence[RunReport]) -> list[Plot]:

@@ -244,7 +244,7 @@ _PSEUDO_LABELS_AND_HEALTH = (
     ),
     _Curves(
         HEALTH,
-        "pace",
+        "throughput",
         "Throughput",
         "images / s",
         "Training images a second, with all that an epoch does besides.",
