@@ -22,7 +22,7 @@ import cmsf
 from cmsf.data import build_dataset, open_source
 from cmsf.data.labels import Labels
 from cmsf.data.sources.table import write_csv
-from cmsf.evaluation.finetune import TuningCourse
+from cmsf.evaluation.finetune import FineTuneSettings
 from cmsf.recipes.recipe import Recipe
 
 SEEDS, SHARES, EPOCHS = (1, 2, 3), (0.1, 0.01), 8
@@ -119,7 +119,7 @@ def pretrain(cell: Cell, folder: Path, labels: Path) -> dict[str, Any]:
 def tune(cell: Cell, runs: Path, labels: Path) -> dict[str, Any]:
     run = cmsf.Run(runs / cell.run)
     out, count = runs / cell.name, len(labels.read_text().splitlines()) - 1
-    batch, usual = TuningCourse().batch_and_epochs(count)
+    batch, usual = FineTuneSettings().batch_and_epochs(count)
     if cell.way == "xent":
         epochs = round((passes(run) + usual * (count // batch) * batch) / ((count // batch) * batch))
         how: dict[str, Any] = {"random_weights": True, "epochs": epochs, "lr": XENT_LR}

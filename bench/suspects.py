@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 import cmsf
-from cmsf.analysis.label_issues import BALLOT, LEAST, against_truth, verdicts
+from cmsf.analysis.label_issues import THRESHOLD, VOTE, compare_with_truth, score_labels
 from cmsf.data import load_dataset, open_source
 from cmsf.data.labels import Labels, add_noise
 from cmsf.evaluation import FeatureExtractor
-from cmsf.evaluation.knn import nearest_training_images
+from cmsf.evaluation.knn import k_nearest
 from cmsf.recipes.recipe import Recipe
 from cmsf.runs.environment import describe_machine
 from cmsf.utils.files import write_text
@@ -111,19 +111,19 @@ def choose(features: Tensor, truth: Tensor, names: tuple[str, ...]) -> dict[str,
 
 
 def compare(features: Tensor, label: Tensor, wrong: Tensor, classes: int) -> dict[str, Any]:
-    parts = list(nearest_training_images(features, features, max(KS), torch.arange(len(label))))
+    parts = list(k_nearest(features, features, max(KS), torch.arange(len(label))))
     near, similarity = (torch.cat(column) for column in zip(*parts, strict=True))
-    weight = torch.exp(similarity / (BALLOT.temperature or 1))
+    weight = torch.exp(similarity / (VOTE.temperature or 1))
     table: dict[str, Any] = {}
     for k in KS:
         some, theirs = near[:, :k], weight[:, :k]
         vote = counted(some, theirs, label, classes)
         scores = {name: score(vote) for name, score in SCORES.items()}
-        trusted = (odds(vote) < LEAST)[some].double().clamp_min(1e-9)
+        trusted = (odds(vote) < THRESHOLD)[some].double().clamp_min(1e-9)
         scores[AGAIN] = odds(counted(some, theirs * trusted, label, classes))
         for name, score in scores.items():
             table.setdefault(name, {})[k] = measured(score, wrong)
-    score = verdicts(features, label).score
+    score = score_labels(features, label).score
     cuts = {cut: called(score >= cut, wrong) for cut in CUTS}
     return {"wrong": int(wrong.sum()), "images": len(wrong), "scores": table, "cuts": cuts}
 
@@ -156,9 +156,9 @@ def report(run: cmsf.Run) -> dict[str, Any]:
     every = run.suspects(least=0.0)
     wrong = torch.tensor([one.truth != one.label for one in every])
     score = torch.tensor([one.score for one in every], dtype=torch.float64)
-    hits = against_truth(every, LEAST)
+    hits = compare_with_truth(every, THRESHOLD)
     assert hits is not None
-    mended = sum(one.suggested == one.truth for one in every if one.score >= LEAST and one.truth != one.label)
+    mended = sum(one.suggested == one.truth for one in every if one.score >= THRESHOLD and one.truth != one.label)
     found = {"images": len(every), "wrong": hits.wrong, "called": hits.called, "both": hits.both}
     found |= {"precision": 100 * hits.precision, "recall": 100 * hits.recall}
     found |= measured(score, wrong) | {"suggested rightly, of wrong ones called": 100 * mended / max(1, hits.both)}
@@ -172,7 +172,7 @@ def speed() -> dict[str, Any]:
     features = torch.nn.functional.normalize(torch.randn(images, width, generator=generator), dim=1)
     label = torch.randint(100, (images,), generator=generator)
     before, clock = time.process_time(), time.monotonic()
-    verdicts(features, label)
+    score_labels(features, label)
     busy, waited = time.process_time() - before, time.monotonic() - clock
     threads = torch.get_num_threads()
     return {"images": images, "features": width, "threads": threads, "busy": round(busy, 1), "clock": round(waited, 1)}
@@ -184,8 +184,8 @@ def table(found: dict[str, Any]) -> str:
         "# Wrong labels found",
         "",
         "Written by `python bench/suspects.py`. CIFAR-10, 10,000 training images, each label replaced by another class "
-        f"with probability {NOISE:g}; `-small` recipes, {EPOCHS} epochs, seed {SEED}. Suspects: a score of {LEAST:g} "
-        "or above. Per cent; average precision of a random order would be the share of wrong labels.",
+        f"with probability {NOISE:g}; `-small` recipes, {EPOCHS} epochs, seed {SEED}. Suspects: a score of "
+        f"{THRESHOLD:g} or above. Per cent; average precision of a random order would be the share of wrong labels.",
         "",
         *markdown(
             ("trained", "20-NN", "wrong", "called", "precision", "recall", "average precision", "precision at 10 %"),
@@ -225,7 +225,7 @@ def table(found: dict[str, Any]) -> str:
                     for name, by_k in part["scores"].items()
                 ],
             ),
-            f"The chosen one, the odds with k = {BALLOT.k}, by where it is cut:",
+            f"The chosen one, the odds with k = {VOTE.k}, by where it is cut:",
             "",
             *markdown(
                 ("least score", "called", "precision", "recall"),
@@ -263,14 +263,14 @@ def main() -> None:
     others = load_dataset(
         open_source(subsets.cifar(given.data, given.runs, choosing=True)), Recipe(), judge.recipe.size
     )
-    features = FeatureExtractor(judge.backbone(), judge.recipe.size, kept=judge.folder.features)(others.train)
+    features = FeatureExtractor(judge.backbone(), judge.recipe.size, cache=judge.folder.features)(others.train)
     found = {
         "reported": {name: report(run) for name, run in runs.items()},
         "choosing": choose(features, others.train.truth, others.classes),
-        "false alarms": 100 * float((verdicts(features, others.train.truth).score >= LEAST).double().mean()),
-        "k": BALLOT.k,
-        "temperature": BALLOT.temperature,
-        "least": LEAST,
+        "false alarms": 100 * float((score_labels(features, others.train.truth).score >= THRESHOLD).double().mean()),
+        "k": VOTE.k,
+        "temperature": VOTE.temperature,
+        "least": THRESHOLD,
         "speed": speed(),
     }
     text = json.dumps(found | describe_machine("cpu"), indent=1) + "\n"

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cmsf.analysis.label_issues import Suspect
-from cmsf.analysis.per_class import ClassRow, Mistaken, Pair, PerClass
-from cmsf.evaluation.metrics import Measure
+from cmsf.analysis.per_class import ClassReport, ClassRow, Mistaken, Pair
+from cmsf.evaluation.metrics import Estimate
 from cmsf.report.contents import (
     Gallery,
     GalleryRow,
@@ -75,7 +75,7 @@ def run(name: str, seed: int, images: int, classes: Sequence[str]) -> RunReport:
         ),
         images=pictures,
         galleries=(Gallery("Constrained", "Three queries.", tuple(_row(pictures, query) for query in range(3))),),
-        classes=PerClass(
+        classes=ClassReport(
             tuple(_class_row(n, classes) for n in range(len(classes))),
             (Pair(classes[0], classes[1], 5, 0.25),),
             left_out=False,
@@ -89,7 +89,7 @@ def run(name: str, seed: int, images: int, classes: Sequence[str]) -> RunReport:
             ResultTable(
                 "knn",
                 WRITTEN,
-                {"1-nn": Measure(79.0 + seed, 77.5, 80.5), "20-nn": Measure(80.0, 79.0, 81.0)},
+                {"1-nn": Estimate(79.0 + seed, 77.5, 80.5), "20-nn": Estimate(80.0, 79.0, 81.0)},
                 {"k": "1, 20"},
             ),
         ),
@@ -137,7 +137,7 @@ def hostile_report() -> Report:
         compute={bad: bad},
         recipe=(Setting(bad, bad, False),),
         environment={bad: bad},
-        results=(ResultTable(bad, bad, {bad: Measure(1.0, 0.0, 2.0)}, {bad: bad}),),
+        results=(ResultTable(bad, bad, {bad: Estimate(1.0, 0.0, 2.0)}, {bad: bad}),),
         galleries=tuple(replace(gallery, title=bad, caption=bad) for gallery in base.galleries),
         notes=HOSTILE,
     )

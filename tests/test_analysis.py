@@ -4,7 +4,7 @@ import torch
 from helpers import random_rows
 
 from cmsf.analysis.collapse import spread
-from cmsf.analysis.neighbourhood import histogram, inspect, purity
+from cmsf.analysis.neighbourhood import histogram, neighbourhood_stats, purity
 from cmsf.method.bank import MemoryBank
 from cmsf.method.constraints import NearCompanion, SameLabel, Unconstrained
 from cmsf.method.rows import Rows
@@ -41,7 +41,7 @@ def test_purity_and_rank_equal_slow_counts(k: int | None, include_query: bool) -
         sets = oracle.chosen(query, rows, related, k, include_query)
         bank = bank_of(rows)
         chosen = bank.search(query, constraint, k, include_query)
-        seen = inspect(query, bank, constraint, chosen, TRUTH, include_query)
+        seen = neighbourhood_stats(query, bank, constraint, chosen, TRUTH, include_query)
         everywhere = oracle.chosen(query, rows, oracle.everything(query, rows), None, include_query)
         as_many = [line[: len(neighbours)] for line, neighbours in zip(everywhere, sets, strict=True)]
         assert float(seen.constrained.nanmean()) == pytest.approx(slow_purity(query, rows, sets))
@@ -66,7 +66,7 @@ def test_rank_counts_from_one_for_the_query_itself() -> None:
 def test_without_a_constraint_the_last_neighbour_has_rank_k() -> None:
     rows = random_rows(30, seed=1)
     bank = bank_of(rows)
-    seen = inspect(rows, bank, Unconstrained(), bank.search(rows, Unconstrained(), 5), TRUTH)
+    seen = neighbourhood_stats(rows, bank, Unconstrained(), bank.search(rows, Unconstrained(), 5), TRUTH)
     assert seen.rank.tolist() == [5] * 30
     assert torch.equal(seen.constrained, seen.unconstrained)
 

@@ -8,7 +8,7 @@ from helpers import unit, write_npz
 from runs import TINY, metrics, state
 
 import cmsf
-from cmsf.analysis.collapse import CHECKS, SPREAD_FLOOR, CollapseWatch, Variety, effective_rank
+from cmsf.analysis.collapse import CHECKS, SPREAD_FLOOR, CollapseDetector, EmbeddingStats, effective_rank
 from cmsf.utils.screen import Screen
 
 COLLAPSING = TINY | {"epochs": 20, "batch_size": 48, "log_every": 1, "weight_decay": 10.0, "evaluate_every": 0}
@@ -41,23 +41,25 @@ def test_the_effective_rank_is_that_of_the_singular_values() -> None:
 
 
 def test_a_few_low_looks_are_no_collapse_and_more_are_one() -> None:
-    watch, low, fine = CollapseWatch(), Variety(SPREAD_FLOOR / 2, 5.0), Variety(0.17, 2.0)
+    watch, low, fine = CollapseDetector(), EmbeddingStats(SPREAD_FLOOR / 2, 5.0), EmbeddingStats(0.17, 2.0)
     for looks in (CHECKS - 1, CHECKS - 1):
-        assert [watch.look(low) for _ in range(looks)] == [None] * looks
-        assert watch.look(fine) is None
-    said = [watch.look(low) for _ in range(CHECKS)][-1]
+        assert [watch.update(low) for _ in range(looks)] == [None] * looks
+        assert watch.update(fine) is None
+    said = [watch.update(low) for _ in range(CHECKS)][-1]
     assert said is not None
     assert "spread 0.0100, healthy is above 0.02" in said
-    again = CollapseWatch()
-    again.go_on(watch.plain())
+    again = CollapseDetector()
+    again.load_state_dict(watch.state_dict())
     assert again == watch
 
 
 def test_embeddings_on_one_line_are_a_collapse_but_not_where_two_classes_are_told_apart() -> None:
-    line = Variety(0.9, 1.2)
-    assert "effective rank 1.20" in str([CollapseWatch().look(line), *map(CollapseWatch(below=4).look, [line])][-1])
-    watch = CollapseWatch(least_rank=0.0)
-    assert [watch.look(line) for _ in range(20)] == [None] * 20
+    line = EmbeddingStats(0.9, 1.2)
+    assert "effective rank 1.20" in str(
+        [CollapseDetector().update(line), *map(CollapseDetector(below=4).update, [line])][-1]
+    )
+    watch = CollapseDetector(min_rank=0.0)
+    assert [watch.update(line) for _ in range(20)] == [None] * 20
 
 
 class Listening(Screen):
@@ -71,7 +73,7 @@ class Listening(Screen):
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_run_that_collapses_stops_after_a_checkpoint_or_is_warned_of_once(bars: Path, tmp_path: Path) -> None:
-    with pytest.raises(cmsf.BadInput, match=r"nearly the same .* with --on-collapse warn, the same command goes on"):
+    with pytest.raises(cmsf.BadInput, match=r"nearly the same .* with --on-collapse warn, the same command resumes"):
         cmsf.train("byol-small", bars, tmp_path / "run", quiet=True, on_collapse="stop", **COLLAPSING)
     run = cmsf.Run(tmp_path / "run")
     assert state(run)["progress"]["step"] == metrics(run, "step")[-1]["step"] < 60

@@ -8,10 +8,10 @@ import torch
 from helpers import random_rows, unit
 
 from cmsf.analysis.far_neighbours import FarNeighbours
-from cmsf.analysis.neighbor_graph import graph_of
-from cmsf.analysis.projection import by_main_directions
+from cmsf.analysis.neighbor_graph import build_graph
+from cmsf.analysis.projection import pca
 from cmsf.analysis.uniformity import alignment, uniformity
-from cmsf.evaluation.knn import nearest_training_images
+from cmsf.evaluation.knn import k_nearest
 from cmsf.method.constraints import NearCompanion, SameLabel, Unconstrained
 from cmsf.utils.constants import UNKNOWN
 
@@ -71,7 +71,7 @@ def test_the_older_bank_is_searched_by_companions_and_answers_with_ranks_in_the_
 def test_a_graph_has_every_images_nearest_others_and_an_equal_one_is_another() -> None:
     train, other = unit(30, 6, 0), unit(7, 6, 1)
     train[9] = train[4]
-    graph = graph_of(train, other, 5)
+    graph = build_graph(train, other, 5)
     assert graph.row.shape == graph.similarity.shape == (37, 5)
     everything = torch.cat([train, other])
     for i in range(37):
@@ -81,7 +81,7 @@ def test_a_graph_has_every_images_nearest_others_and_an_equal_one_is_another() -
         assert graph.similarity[i].tolist() == pytest.approx([alike[j] for j in slow])
     assert graph.row[4, 0] == 9
     assert graph.row[9, 0] == 4
-    assert graph_of(train[:3], None, 5).row.shape == (3, 2)
+    assert build_graph(train[:3], None, 5).row.shape == (3, 2)
 
 
 @pytest.mark.parametrize("k", [1, 4, 30])
@@ -90,7 +90,7 @@ def test_a_graph_restricted_to_some_images_is_theirs_or_does_not_reach_so_far(k:
     train, others = unit(30, 6, 0), unit(7, 6, 1)
     allowed = torch.rand(30, generator=torch.Generator().manual_seed(2)) < share
     mine = train[allowed]
-    graph, own = graph_of(train, others, 12), graph_of(mine, others, 40)
+    graph, own = build_graph(train, others, 12), build_graph(mine, others, 40)
     found = graph.among(allowed.nonzero()[:, 0], allowed, k)
     if found is not None:
         assert torch.equal(found.row, own.row[: len(mine), :k])
@@ -98,7 +98,7 @@ def test_a_graph_restricted_to_some_images_is_theirs_or_does_not_reach_so_far(k:
     assert (found is None) == (min(k, len(mine) - 1) > int(allowed[graph.row[:30][allowed]].sum(1).min()))
     found = graph.among(torch.arange(30, 37), allowed, k)
     if found is not None:
-        (near,) = [row for row, _ in nearest_training_images(others, mine, k)]
+        (near,) = [row for row, _ in k_nearest(others, mine, k)]
         assert torch.equal(found.row, near)
 
 
@@ -119,9 +119,9 @@ def test_the_main_directions_are_those_of_the_greatest_variance_with_a_sign_of_t
     spread = torch.randn(200, 4, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
     turn = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(7), dtype=torch.float64))[0]
     features = spread * torch.tensor([0.1, 3.0, 0.2, 1.0]) @ turn
-    placed = by_main_directions(features).double()
+    placed = pca(features).double()
     assert placed.var(0).tolist() == pytest.approx(
         torch.linalg.eigvalsh(features.T.cov()).flip(0)[:2].tolist(), rel=1e-4
     )
-    torch.testing.assert_close(by_main_directions(features.flip(0)).double(), placed.flip(0), rtol=1e-5, atol=1e-5)
-    assert by_main_directions(features[:, :1]).shape == (200, 2)
+    torch.testing.assert_close(pca(features.flip(0)).double(), placed.flip(0), rtol=1e-5, atol=1e-5)
+    assert pca(features[:, :1]).shape == (200, 2)

@@ -10,9 +10,9 @@ from test_linear import separable
 from torch import nn
 
 from cmsf.data import Dataset, build_dataset, load_dataset, open_source
-from cmsf.evaluation import FeatureExtractor, Few, evaluate_few_labels, listed, seeded_shares
-from cmsf.evaluation.finetune import TuningCourse, fine_tune
-from cmsf.evaluation.predict import score_all
+from cmsf.evaluation import FeatureExtractor, LabelSubset, evaluate_few_labels, seeded_subsets, subset_from_list
+from cmsf.evaluation.finetune import FineTuneSettings, fine_tune
+from cmsf.evaluation.predict import predict_scores
 from cmsf.recipes.recipe import Recipe
 from cmsf.utils.errors import BadInput
 
@@ -31,17 +31,17 @@ def network() -> nn.Sequential:
 
 
 def test_shares_are_of_each_class_and_depend_on_the_seed_alone() -> None:
-    one, ten = seeded_shares(levels(), seed=3)
+    one, ten = seeded_subsets(levels(), seed=3)
     assert one.label.bincount().tolist() == [1, 1, 1]
     assert ten.label.bincount().tolist() == [10, 10, 10]
     assert torch.equal(ten.label, levels().train.truth[ten.index])
-    assert torch.equal(ten.index, seeded_shares(levels(), seed=3)[1].index)
-    assert not torch.equal(ten.index, seeded_shares(levels(), seed=4)[1].index)
+    assert torch.equal(ten.index, seeded_subsets(levels(), seed=3)[1].index)
+    assert not torch.equal(ten.index, seeded_subsets(levels(), seed=4)[1].index)
 
 
 def test_labels_beyond_the_share_cannot_reach_the_classifiers() -> None:
     data = levels()
-    (_, ten) = seeded_shares(data, seed=0)
+    (_, ten) = seeded_subsets(data, seed=0)
     scrambled = data.train.truth.roll(1)
     scrambled[ten.index] = data.train.truth[ten.index]
     other = replace(data, train=replace(data.train, truth=scrambled))
@@ -61,7 +61,7 @@ def test_fine_tuning_moves_a_copy_of_the_whole_network_and_repeats() -> None:
     assert set(moved) == set(before)
     for one, other in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
         assert torch.equal(one, other)
-    right = score_all(first, data.test, features).argmax(1) == data.test.truth
+    right = predict_scores(first, data.test, features).argmax(1) == data.test.truth
     assert right.double().mean() > 0.8
 
 
@@ -69,7 +69,7 @@ def test_fine_tuning_moves_a_copy_of_the_whole_network_and_repeats() -> None:
     ("count", "batch", "epochs"), [(128_116, 256, 20), (2048, 256, 63), (1000, 125, 63), (100, 16, 84), (5, 5, 500)]
 )
 def test_the_papers_course_and_more_epochs_where_images_are_few(count: int, batch: int, epochs: int) -> None:
-    assert TuningCourse().batch_and_epochs(count) == (batch, epochs)
+    assert FineTuneSettings().batch_and_epochs(count) == (batch, epochs)
 
 
 @pytest.fixture
@@ -77,10 +77,10 @@ def bars(tmp_path: Path) -> Path:
     return write_npz(tmp_path / "bars.npz")
 
 
-def from_list(file: Path, bars: Path) -> Few:
+def from_list(file: Path, bars: Path) -> LabelSubset:
     recipe = Recipe(seed=0)
     data = load_dataset(open_source(bars), recipe, 16)
-    return listed(file, build_dataset(open_source(bars), recipe, labels=file), data)
+    return subset_from_list(file, build_dataset(open_source(bars), recipe, labels=file), data)
 
 
 def test_a_list_says_which_images_are_labelled_and_how(bars: Path, tmp_path: Path) -> None:
@@ -100,6 +100,6 @@ def test_a_list_of_other_classes_or_of_one_class_is_refused(bars: Path, tmp_path
     file.write_text("index,label\n0,cat\n1,dog\n")
     with pytest.raises(BadInput, match="'cat', which is no class of bars"):
         from_list(file, bars)
-    one = Few("one", "", torch.tensor([0, 3]), torch.tensor([0, 0]))
+    one = LabelSubset("one", "", torch.tensor([0, 3]), torch.tensor([0, 0]))
     with pytest.raises(BadInput, match="labels of 1 class"):
         evaluate_few_labels(FeatureExtractor(network(), 12), levels(), [one], 0)

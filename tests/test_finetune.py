@@ -22,7 +22,7 @@ from cmsf.api import _how
 from cmsf.cli import main
 from cmsf.data import build_dataset, open_source
 from cmsf.evaluation import FeatureExtractor, finetune
-from cmsf.evaluation.finetune import TuningCourse, fine_tune, fine_tune_in_rounds, new_classifier
+from cmsf.evaluation.finetune import FineTuneSettings, fine_tune, fine_tune_in_rounds, make_classifier
 from cmsf.recipes.recipe import Recipe
 from cmsf.training import finetune as training_finetune
 from cmsf.utils.constants import UNKNOWN
@@ -77,9 +77,9 @@ def contents(classifier: cmsf.Classifier) -> list[bytes]:
 
 def test_one_round_is_the_fine_tuning_of_few_labels_bit_for_bit() -> None:
     data, like = levels(60), FeatureExtractor(network(), 12)
-    once = fine_tune(like, data.train, data.train.truth, 8, 3, seed=1, course=TuningCourse(epochs=3))
-    rounds = new_classifier(like, 8, 3, seed=1)
-    assert len(list(fine_tune_in_rounds(rounds, data.train, like, 1, course=TuningCourse(epochs=3)))) == 1
+    once = fine_tune(like, data.train, data.train.truth, 8, 3, seed=1, settings=FineTuneSettings(epochs=3))
+    rounds = make_classifier(like, 8, 3, seed=1)
+    assert len(list(fine_tune_in_rounds(rounds, data.train, like, 1, settings=FineTuneSettings(epochs=3)))) == 1
     for one, other in zip(once.state_dict().values(), rounds.state_dict().values(), strict=True):
         assert torch.equal(one, other)
 
@@ -96,7 +96,7 @@ def test_round_two_learns_from_the_labelled_and_the_confident_alone_and_given_la
     scores[1, 1], scores[2, 1] = np.log(18) + 1e-6, np.log(18) - 1e-3
     everybody = torch.arange(8)
     monkeypatch.setattr(
-        finetune, "score_readable", lambda _, split, __: asked.append(list(split.paths)) or (everybody, scores)
+        finetune, "predict_readable", lambda _, split, __: asked.append(list(split.paths)) or (everybody, scores)
     )
     monkeypatch.setattr(
         finetune, "train_classifier", lambda _, split, label, *__, **___: taught.append((split.paths, label.tolist()))
@@ -114,18 +114,20 @@ def test_round_two_learns_from_the_labelled_and_the_confident_alone_and_given_la
 def test_each_round_goes_on_from_the_one_before_and_guesses_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
     data, like = levels(60), FeatureExtractor(network(), 12)
     split = replace(data.train, label=torch.where(torch.arange(60) < 30, data.train.truth, UNKNOWN))
-    classifier, asked = new_classifier(like, 8, 3, seed=0), []
-    real = finetune.score_readable
+    classifier, asked = make_classifier(like, 8, 3, seed=0), []
+    real = finetune.predict_readable
 
     def spy(network: torch.nn.Module, *arguments: Any) -> Any:
         asked.append(next(network.parameters()).clone())
         return real(network, *arguments)
 
-    monkeypatch.setattr(finetune, "score_readable", spy)
-    monkeypatch.setattr(finetune, "CONFIDENT", 0.0)
+    monkeypatch.setattr(finetune, "predict_readable", spy)
+    monkeypatch.setattr(finetune, "CONFIDENCE_THRESHOLD", 0.0)
     after = [
         next(classifier.parameters()).clone()
-        for _ in fine_tune_in_rounds(classifier, split, like, 0, rounds=3, course=TuningCourse().asked(epochs=1))
+        for _ in fine_tune_in_rounds(
+            classifier, split, like, 0, rounds=3, settings=FineTuneSettings().with_overrides(epochs=1)
+        )
     ]
     assert [torch.equal(one, other) for one, other in zip(asked, after, strict=False)] == [True, True]
     assert not torch.equal(after[0], after[1])
@@ -155,7 +157,7 @@ def test_a_frozen_network_stays_as_it_is_bit_for_bit(run: Path, few: Path, tmp_p
     assert (list(head) == ["bias", "weight"]) == (tune == "linear")
     assert not torch.equal(
         classifier.network()[1].state_dict()["weight" if tune == "linear" else "0.weight"],
-        finetune.new_head(classifier.about["features"], 4, 0, tune).state_dict()[
+        finetune.make_head(classifier.about["features"], 4, 0, tune).state_dict()[
             "weight" if tune == "linear" else "0.weight"
         ],
     )
@@ -192,7 +194,7 @@ def test_random_weights_are_not_the_runs_and_depend_on_the_seed(run: Path) -> No
 def test_a_classifier_is_a_run_with_its_figures_beside(
     run: Path, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finetune, "CONFIDENT", 0.0)
+    monkeypatch.setattr(finetune, "CONFIDENCE_THRESHOLD", 0.0)
     out = tmp_path / "c"
     arguments = ["finetune", run, "--labels", few, "--rounds", "2", "--epochs", "3", "--out", out, "--quiet"]
     assert main([*map(str, arguments), "--threads", "1", "--workers", "0"]) == 0
@@ -289,7 +291,7 @@ def test_a_folder_that_holds_something_is_not_written_to(
 
 
 def test_a_loss_that_is_not_finite_stops_with_epoch_and_learning_rate(run: Path, few: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"not finite in epoch \d of 2; use a smaller learning rate than --lr 1e\+30"):
+    with pytest.raises(BadInput, match=r"NaN or inf in epoch \d of 2; use a smaller learning rate than --lr 1e\+30"):
         cmsf.finetune(run, few, out=tmp_path / "c", lr=1e30, **SHORT)
     assert list(tmp_path.iterdir()) == [few]
 
@@ -379,7 +381,7 @@ def test_two_that_write_to_one_place_do_not_mix(
 def test_an_image_that_cannot_be_read_costs_its_guess_and_the_picture_alone(
     tmp_path: Path, with_pictures: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finetune, "CONFIDENT", 0.0)
+    monkeypatch.setattr(finetune, "CONFIDENCE_THRESHOLD", 0.0)
     photos = write_photos(tmp_path / "photos", 12, 3)
     settings = TINY | {"epochs": 1, "size": 32, "cache": "off", "batch_size": 8, "labels_per_class": 3}
     run = cmsf.train("cmsf-semi-small", photos, tmp_path / "run", quiet=True, workers=0, **settings)

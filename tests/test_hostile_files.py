@@ -28,7 +28,7 @@ from cmsf.data import open_source
 from cmsf.data.images import Unreadable
 from cmsf.data.sources.shards.index import File, scanned
 from cmsf.data.sources.table import read_columns, read_table
-from cmsf.evaluation.transfer.search import searching
+from cmsf.evaluation.transfer.search import make_search
 from cmsf.evaluation.transfer.suite import read_suite
 from cmsf.models.weights import load_pretrained
 from cmsf.recipes.recipe import Recipe
@@ -104,7 +104,7 @@ def test_the_journal_of_a_search_stays_in_its_folder(
     monkeypatch.setattr(
         sys.modules["cmsf.evaluation.transfer.search"], "search", lambda *given, watch: asked.append(given[3])
     )
-    search = searching(tmp_path, trials=1, processes=1, seed=0, storage=None, ray=False)
+    search = make_search(tmp_path, trials=1, processes=1, seed=0, storage=None, ray=False)
     search(None, f"{name}-0123456789abcdef", lambda finished, best: None)
     (journal,) = asked
     assert journal.resolve().parent == tmp_path.resolve()

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from cmsf.data import Dataset, Split
 from cmsf.evaluation import FeatureExtractor, evaluate_linear
-from cmsf.evaluation.linear import Layer, fit_path
+from cmsf.evaluation.linear import LinearClassifier, fit_path
 
 
 def problem(classes: int, images: int = 300, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -20,7 +20,7 @@ def problem(classes: int, images: int = 300, seed: int = 0) -> tuple[Tensor, Ten
     return centres[label] + torch.randn(images, 8, generator=generator), label
 
 
-def objective(layer: Layer, features: Tensor, label: Tensor, decay: float) -> Tensor:
+def objective(layer: LinearClassifier, features: Tensor, label: Tensor, decay: float) -> Tensor:
     scores = features.double() @ layer.weight.double().T + layer.bias.double()
     return cross_entropy(scores, label) + decay / 2 * layer.weight.square().sum()
 
@@ -32,7 +32,7 @@ def test_the_fit_minimises_cross_entropy_and_weight_decay(classes: int, decay: f
     features, label = problem(classes)
     ((_, layer),) = fit_path(features, label, classes, (decay,))
     weight, bias = layer.weight.clone().requires_grad_(), layer.bias.clone().requires_grad_()
-    objective(Layer(weight, bias), features, label, decay).backward()
+    objective(LinearClassifier(weight, bias), features, label, decay).backward()
     assert weight.grad.abs().max() < 1e-3
     assert bias.grad.abs().max() < 1e-3
 
@@ -42,7 +42,7 @@ def test_at_the_same_weight_decay_it_is_scikit_learns_logistic_regression() -> N
     decay = 1e-2
     ((_, layer),) = fit_path(features, label, 4, (decay,))
     theirs = LogisticRegression(C=1 / (len(label) * decay), tol=1e-8, max_iter=5000).fit(features.double(), label)
-    same = Layer(torch.from_numpy(theirs.coef_), torch.from_numpy(theirs.intercept_))
+    same = LinearClassifier(torch.from_numpy(theirs.coef_), torch.from_numpy(theirs.intercept_))
     ours, expected = (float(objective(one, features, label, decay)) for one in (layer, same))
     assert ours == pytest.approx(expected, abs=1e-3)
     assert torch.equal(layer(features).argmax(1), torch.from_numpy(theirs.predict(features.double())))

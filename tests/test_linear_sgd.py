@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from cmsf.data import Dataset
 from cmsf.evaluation import FeatureExtractor, evaluate_linear_sgd
-from cmsf.evaluation.linear import Standardised, fit_path
-from cmsf.evaluation.linear_sgd import LinearCourse, fit_by_sgd
+from cmsf.evaluation.linear import StandardScaler, fit_path
+from cmsf.evaluation.linear_sgd import LinearSGDSchedule, fit_by_sgd
 
 
 def batches(features: Tensor, epochs: int, size: int) -> list[tuple[int, Tensor, Tensor]]:
@@ -25,7 +25,7 @@ def test_the_steps_are_those_of_momentum_sgd_with_a_dropping_rate() -> None:
     """Softmax, its gradient and the update written out by hand."""
     features, label = problem(3, images=60)
     features = features.double()
-    course = LinearCourse(102_400)
+    course = LinearSGDSchedule(102_400)
     plan = batches(features, 40, 20)
     layer = fit_by_sgd(iter(plan), features, label, 3, course)
 
@@ -58,7 +58,7 @@ def test_the_steps_are_those_of_momentum_sgd_with_a_dropping_rate() -> None:
 def test_the_papers_course_and_more_of_it_where_images_are_few(
     images: int, epochs: int, rate: float, drops: tuple[int, int]
 ) -> None:
-    course = LinearCourse(images)
+    course = LinearSGDSchedule(images)
     assert (course.epochs, course.drops) == (epochs, drops)
     assert course.rate == pytest.approx(rate, rel=1e-2)
 
@@ -66,9 +66,9 @@ def test_the_papers_course_and_more_of_it_where_images_are_few(
 def test_both_optimisers_agree_within_half_a_point_on_the_same_features() -> None:
     """At the same weight decay, 4,000 training and 2,000 test images of ten overlapping classes."""
     features, label = problem(10, images=6000)
-    scale = Standardised.by(features[:4000])
+    scale = StandardScaler.fit(features[:4000])
     known, asked = scale(features[:4000]), scale(features[4000:])
-    course = LinearCourse(4000)
+    course = LinearSGDSchedule(4000)
     by_sgd = fit_by_sgd(iter(batches(known, course.epochs, 256)), known, label[:4000], 10, course)
     ((_, converged),) = fit_path(known, label[:4000], 10, (1e-4,))
     ours, theirs = (

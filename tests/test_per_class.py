@@ -7,7 +7,7 @@ import torch
 from helpers import noise, unit
 from torch import Tensor, nn
 
-from cmsf.analysis.per_class import per_class
+from cmsf.analysis.per_class import class_report
 from cmsf.evaluation import FeatureExtractor, evaluate_knn
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
@@ -44,10 +44,10 @@ def test_the_table_equals_a_slow_count(with_test: bool, unknown: float, count: i
     for label in (train_class[2:], truth):
         label[torch.rand(len(label), generator=torch.Generator().manual_seed(4)) < unknown] = UNKNOWN
     if with_test:
-        found = per_class(NAMES, train, train_class, query, truth)
+        found = class_report(NAMES, train, train_class, query, truth)
         expected = slow(train, train_class.tolist(), query, truth.tolist(), leave_out=False)
     else:
-        found = per_class(NAMES, train, train_class)
+        found = class_report(NAMES, train, train_class)
         expected = slow(train, train_class.tolist(), train, train_class.tolist(), leave_out=True)
     assert found.left_out is not with_test
     present = {*train_class.tolist(), *(truth.tolist() if with_test else ())} - {UNKNOWN}
@@ -83,7 +83,7 @@ def test_its_accuracy_is_that_of_k_nn() -> None:
     network = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
     data, features = noise(60, 30), FeatureExtractor(network, 12)
     assert data.test is not None
-    table = per_class(data.classes, features(data.train), data.train.truth, features(data.test), data.test.truth)
+    table = class_report(data.classes, features(data.train), data.train.truth, features(data.test), data.test.truth)
     right = sum((row.accuracy or 0) * row.judged for row in table.rows)
     assert 100 * right / 30 == pytest.approx(evaluate_knn(features, data).accuracy["20-nn"])
 
@@ -91,14 +91,14 @@ def test_its_accuracy_is_that_of_k_nn() -> None:
 def test_an_image_does_not_vote_for_itself_but_its_duplicate_does() -> None:
     train = torch.cat([unit(1, 6, 0).expand(2, -1), unit(40, 6, 1)])
     label = torch.tensor([0, 0] + [1] * 40)
-    ant, bee = per_class(NAMES, train, label).rows
+    ant, bee = class_report(NAMES, train, label).rows
     assert (ant.judged, ant.purity) == (2, 0.2)  # one of the five nearest is of the class, and it is not itself
     assert ant.taken_for[0].name == "bee"
     assert bee.accuracy == 1.0
 
 
 def test_a_class_with_one_image_is_never_recognised_without_test_images() -> None:
-    table = per_class(NAMES, unit(30, 5, 3), torch.tensor([0] * 29 + [3]))
+    table = class_report(NAMES, unit(30, 5, 3), torch.tensor([0] * 29 + [3]))
     alone = table.rows[1]
     assert (alone.name, alone.train, alone.test, alone.judged, alone.accuracy, alone.purity) == ("dog", 1, 0, 1, 0.0, 0)
     assert [(one.name, one.share) for one in alone.taken_for] == [("ant", 1.0)]
@@ -106,7 +106,7 @@ def test_a_class_with_one_image_is_never_recognised_without_test_images() -> Non
 
 
 def test_a_class_of_test_images_alone_is_all_wrong_and_one_of_training_images_alone_is_not_judged() -> None:
-    table = per_class(NAMES, unit(10, 5, 4), torch.tensor([0, 1] * 5), unit(3, 5, 5), torch.tensor([0, 2, UNKNOWN]))
+    table = class_report(NAMES, unit(10, 5, 4), torch.tensor([0, 1] * 5), unit(3, 5, 5), torch.tensor([0, 2, UNKNOWN]))
     ant, bee, cat = table.rows
     assert (cat.train, cat.test, cat.accuracy, cat.purity) == (0, 1, 0.0, 0.0)
     assert (bee.train, bee.judged, bee.accuracy) == (5, 0, None)
@@ -116,10 +116,10 @@ def test_a_class_of_test_images_alone_is_all_wrong_and_one_of_training_images_al
 def test_test_images_without_classes_are_as_good_as_none() -> None:
     train, label = unit(30, 5, 6), labels_of(30, 7)
     nothing = torch.full((4,), UNKNOWN)
-    assert per_class(NAMES, train, label, unit(4, 5, 8), nothing) == per_class(NAMES, train, label)
+    assert class_report(NAMES, train, label, unit(4, 5, 8), nothing) == class_report(NAMES, train, label)
 
 
 @pytest.mark.parametrize("label", [[], [UNKNOWN, UNKNOWN], [UNKNOWN, 2]])
 def test_too_few_images_to_have_neighbours_are_refused(label: list[int]) -> None:
     with pytest.raises(BadInput, match="too few to have neighbours"):
-        per_class(NAMES, unit(len(label), 5, 9), torch.tensor(label, dtype=torch.int64))
+        class_report(NAMES, unit(len(label), 5, 9), torch.tensor(label, dtype=torch.int64))

@@ -15,9 +15,9 @@ from torch.amp import GradScaler
 import cmsf
 from cmsf.data.transforms import WholeBatch
 from cmsf.evaluation import FeatureExtractor
-from cmsf.evaluation.finetune import new_classifier
+from cmsf.evaluation.finetune import make_classifier
 from cmsf.evaluation.linear_sgd import _random_views
-from cmsf.evaluation.predict import score_all
+from cmsf.evaluation.predict import predict_scores
 from cmsf.method.build import make_learner
 from cmsf.method.learner import Diverged, Learner
 from cmsf.recipes.recipe import Resolved
@@ -202,6 +202,6 @@ def test_evaluations_take_a_network_in_double_precision(trained: Callable[[str],
     like, images = FeatureExtractor(run.backbone(), 16), run.data().train
     ((_, _, views),) = _random_views(like, images, [(0, torch.arange(4))])
     assert like(images).dtype == views.dtype == torch.float32
-    classifier = new_classifier(like, 128, 4, seed=0)
+    classifier = make_classifier(like, 128, 4, seed=0)
     assert {weight.dtype for weight in classifier.parameters()} == {torch.float32}
-    assert score_all(classifier, images, like).shape == (144, 4)
+    assert predict_scores(classifier, images, like).shape == (144, 4)

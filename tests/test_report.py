@@ -19,13 +19,13 @@ from runs import TINY, StopAt, metrics
 from torch import Tensor
 
 import cmsf
-from cmsf.analysis.label_issues import against_truth
-from cmsf.analysis.neighbor_graph import graph_of
-from cmsf.analysis.per_class import per_class
+from cmsf.analysis.label_issues import compare_with_truth
+from cmsf.analysis.neighbor_graph import build_graph
+from cmsf.analysis.per_class import class_report
 from cmsf.cli import main
 from cmsf.data import Dataset, Split
 from cmsf.evaluation import FeatureExtractor
-from cmsf.evaluation.knn import nearest_training_images
+from cmsf.evaluation.knn import k_nearest
 from cmsf.report.collect import collect_run
 from cmsf.report.compare import comparison_plots
 from cmsf.report.contents import Report, RunReport
@@ -73,10 +73,10 @@ def test_the_features_are_searched_once_for_all_parts_of_the_page(
 
     def counted(query: Tensor, train: Tensor, k: int, own: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         searches.append((len(query), len(train), k))
-        return nearest_training_images(query, train, k, own)
+        return k_nearest(query, train, k, own)
 
     for module in ("neighbor_graph", "per_class", "label_issues"):
-        monkeypatch.setattr(f"cmsf.analysis.{module}.nearest_training_images", counted)
+        monkeypatch.setattr(f"cmsf.analysis.{module}.k_nearest", counted)
     report, data = collect_run(run, 60, *HERE), run.data()
     assert data.test is not None
     train, test = len(data.train), len(data.test)
@@ -84,7 +84,7 @@ def test_the_features_are_searched_once_for_all_parts_of_the_page(
     monkeypatch.undo()
     extractor = FeatureExtractor(run.backbone(), run.recipe.size)
     features = (extractor(data.train), data.train.truth, extractor(data.test), data.test.truth)
-    assert report.classes == per_class(data.classes, *features)
+    assert report.classes == class_report(data.classes, *features)
 
 
 def test_every_image_of_the_page_has_its_neighbours_there_and_marks_are_right(run: cmsf.Run) -> None:
@@ -164,12 +164,12 @@ def test_the_page_counts_its_suspects_and_shows_each_that_it_lists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     least = 0.2  # so little has learned little
-    monkeypatch.setattr("cmsf.report.collect.LEAST", least)
+    monkeypatch.setattr("cmsf.report.collect.THRESHOLD", least)
     data = write_npz(tmp_path / "bars.npz", per_class=40)
     noisy = cmsf.train("cmsf-sup-small", data, tmp_path / "run", quiet=True, **TINY | {"label_noise": 0.3})
     report = collect_run(noisy, 40, *HERE)
     every = noisy.suspects(least=0.0)
-    hits = against_truth(every, least)
+    hits = compare_with_truth(every, least)
     assert hits is not None
     found = sum(one.score >= least for one in every)
     for (_, listed), suspect in zip(report.suspects, every, strict=False):  # by the page's one search, and by their own
@@ -358,7 +358,7 @@ def test_a_coarse_label_that_is_right_is_not_called_wrong() -> None:
     groups = {"cat": "animal", "dog": "animal", "car": "machine"}
     data = Dataset("coarse", ("cat", "dog", "car"), ("animal", "machine"), split, None, "none", groups=groups)
     features = torch.nn.functional.normalize(torch.randn(5, 4, generator=torch.Generator().manual_seed(0)), dim=1)
-    graph = graph_of(features, None, 3)
+    graph = build_graph(features, None, 3)
     builder = PoolBuilder(EmbeddedImages(data, features, graph), 5)
     builder.add_with_neighbours(range(5))
     pool = builder.build()

@@ -5,7 +5,7 @@ import torch
 from helpers import unit
 from sklearn.neighbors import KNeighborsClassifier
 
-from cmsf.evaluation.knn import Ballot, classify
+from cmsf.evaluation.knn import Vote, classify
 from cmsf.evaluation.retrieval import recalled
 
 
@@ -36,5 +36,5 @@ def test_k_nn_is_scikit_learns() -> None:
     label = torch.randint(7, (500,), generator=torch.Generator().manual_seed(0))
     for k in (1, 20):
         theirs = KNeighborsClassifier(k, algorithm="brute").fit(train.numpy(), label.numpy())
-        ours = classify(query, train, label, {"vote": Ballot(k)})["vote"]
+        ours = classify(query, train, label, {"vote": Vote(k)})["vote"]
         assert np.array_equal(ours.numpy(), theirs.predict(query.numpy()))

@@ -19,20 +19,20 @@ import cmsf
 from cmsf.analysis import label_issues as module
 from cmsf.analysis.figures.label_issues import draw_suspects
 from cmsf.analysis.label_issues import (
-    BALLOT,
-    LEAST,
+    THRESHOLD,
+    VOTE,
+    LabelScores,
     Suspect,
-    Verdicts,
-    against_truth,
-    confused,
-    find_suspects,
-    verdicts,
+    compare_with_truth,
+    find_label_issues,
+    most_confused,
+    score_labels,
 )
 from cmsf.cli import main
 from cmsf.data import Dataset, Split, open_source
 from cmsf.data.labels import Labels, add_noise
 from cmsf.data.prepare import load_dataset, read_label_list
-from cmsf.evaluation.knn import Ballot
+from cmsf.evaluation.knn import Vote
 from cmsf.recipes.recipe import Recipe
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
@@ -62,7 +62,7 @@ def slow(features: Tensor, label: list[int], k: int, temperature: float) -> list
     return found
 
 
-def as_rows(found: Verdicts) -> list[tuple[float, int, float, float]]:
+def as_rows(found: LabelScores) -> list[tuple[float, int, float, float]]:
     columns = (found.score, found.suggested, found.label_share, found.suggested_share)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
@@ -74,16 +74,16 @@ def labels_of(count: int, classes: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize(("count", "classes", "k"), [(60, 4, 7), (40, 2, 1), (30, 12, 100), (3, 3, 5)])
 def test_verdicts_equal_a_slow_count(count: int, classes: int, k: int) -> None:
     features, label = unit(count, 5, 0), labels_of(count, classes)
-    found = verdicts(features, label, Ballot(k, 0.07))
+    found = score_labels(features, label, Vote(k, 0.07))
     for row, expected in zip(as_rows(found), slow(features, label.tolist(), k, 0.07), strict=True):
         assert row == pytest.approx(expected, abs=1e-12)
 
 
 def test_it_does_not_matter_how_many_images_are_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     features, label = unit(50, 5, 1).float(), labels_of(50, 3)
-    whole = verdicts(features, label)
+    whole = score_labels(features, label)
     monkeypatch.setattr(module, "_AT_ONCE", 7)
-    parts = verdicts(features, label)
+    parts = score_labels(features, label)
     for name in vars(whole):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name))
 
@@ -91,7 +91,7 @@ def test_it_does_not_matter_how_many_images_are_looked_at_at_once(monkeypatch: p
 def test_an_image_is_never_its_own_neighbour_and_its_duplicate_is_the_first() -> None:
     features, label = unit(40, 5, 2).float(), labels_of(40, 3)
     features[31], features[5] = features[7], features[7]
-    near = verdicts(features, label, Ballot(5, 0.07)).near
+    near = score_labels(features, label, Vote(5, 0.07)).near
     assert not (near == torch.arange(40)[:, None]).any()
     assert near[7, :2].tolist() == [5, 31]
     assert near[5, :2].tolist() == [7, 31]
@@ -101,25 +101,25 @@ def test_an_image_is_never_its_own_neighbour_and_its_duplicate_is_the_first() ->
 def test_duplicates_with_different_labels_make_each_other_suspect() -> None:
     features = torch.cat([unit(20, 8, 3), unit(1, 8, 4).expand(6, -1)])
     label = torch.tensor([0, 1] * 10 + [0, 0, 0, 0, 0, 1])
-    score = verdicts(features, label, Ballot(5, 0.07)).score
+    score = score_labels(features, label, Vote(5, 0.07)).score
     assert int(score.argmax()) == 25
-    assert score[25] > LEAST
+    assert score[25] > THRESHOLD
 
 
 def test_equal_votes_suggest_the_lower_class_and_equal_scores_keep_the_order_of_images() -> None:
     features = torch.tensor([[1.0, 0.0]] * 6)
     label = torch.tensor([2, 2, 1, 1, 0, 0])
-    found = verdicts(features, label, Ballot(5, 0.07))
+    found = score_labels(features, label, Vote(5, 0.07))
     assert found.suggested.tolist() == [0, 0, 0, 0, 1, 1]
     assert found.near[:, 0].tolist() == [1, 0, 0, 0, 0, 0]
     data = labelled(label)
-    rows = find_suspects(lambda split: features[: len(split)], data, least=0)
+    rows = find_label_issues(lambda split: features[: len(split)], data, least=0)
     assert [one.index for one in rows] == sorted(range(6), key=lambda i: (-float(found.score[i]), i))
 
 
 def test_an_image_alone_in_its_class_is_no_suspect_for_nobody_could_vote_for_it() -> None:
     features, label = unit(30, 4, 5), torch.tensor([0] * 14 + [1] * 15 + [2])
-    found = verdicts(features, label)
+    found = score_labels(features, label)
     assert found.score[29] == 0
     assert found.label_share[29] == 0
     assert (found.score[:29] > 0).all()
@@ -127,7 +127,7 @@ def test_an_image_alone_in_its_class_is_no_suspect_for_nobody_could_vote_for_it(
 
 def test_scores_are_in_zero_to_one_and_above_a_half_where_another_class_has_more_support() -> None:
     features, label = unit(200, 6, 6), labels_of(200, 5)
-    found = verdicts(features, label)
+    found = score_labels(features, label)
     assert ((found.score >= 0) & (found.score <= 1)).all()
     clear = (found.suggested_share - found.label_share).abs() > 0.1  # what class sizes may add to a share
     assert torch.equal(found.score[clear] > 0.5, (found.suggested_share > found.label_share)[clear])
@@ -144,12 +144,12 @@ def clusters(per_class: int, classes: int, spread: float, seed: int = 0) -> tupl
 def test_wrong_labels_of_easy_images_are_found_and_right_ones_left(rate: float) -> None:
     features, truth = clusters(150, 6, spread=0.8)
     label = add_noise(Labels(truth, tuple("abcdef")), rate, seed=3).number
-    wrong, score = label != truth, verdicts(features, label).score
+    wrong, score = label != truth, score_labels(features, label).score
     assert score[wrong].min() > score[~wrong].max()
-    found = verdicts(features, label)
+    found = score_labels(features, label)
     assert torch.equal(found.suggested[wrong], truth[wrong])
     if rate <= 0.1:  # with more of them, wrong labels are voted for too
-        assert torch.equal(found.score >= LEAST, wrong)
+        assert torch.equal(found.score >= THRESHOLD, wrong)
 
 
 # Suspects of a data set
@@ -167,10 +167,10 @@ def test_unlabelled_images_neither_vote_nor_are_judged_and_rows_are_those_of_the
     label[::3] = UNKNOWN
     known = (label != UNKNOWN).nonzero()[:, 0]
     data = labelled(label)
-    rows = find_suspects(lambda split: features[[int(path.split(".")[0]) for path in split.paths]], data, least=0)
+    rows = find_label_issues(lambda split: features[[int(path.split(".")[0]) for path in split.paths]], data, least=0)
     assert sorted(one.index for one in rows) == known.tolist()
     assert all(one.path == f"{one.index}.png" for one in rows)
-    alone = verdicts(features[known], label[known])
+    alone = score_labels(features[known], label[known])
     for one in rows:
         place = int((known == one.index).nonzero())
         assert one.near == tuple(known[alone.near[place]].tolist())
@@ -180,20 +180,20 @@ def test_unlabelled_images_neither_vote_nor_are_judged_and_rows_are_those_of_the
 
 def test_the_truth_is_told_and_changes_no_score() -> None:
     features, label = unit(40, 5, 8), labels_of(40, 3)
-    one = find_suspects(lambda split: features, labelled(label), least=0)
-    other = find_suspects(lambda split: features, labelled(label, labels_of(40, 3, seed=9)), least=0)
+    one = find_label_issues(lambda split: features, labelled(label), least=0)
+    other = find_label_issues(lambda split: features, labelled(label, labels_of(40, 3, seed=9)), least=0)
     assert [replace(row, truth=None) for row in one] == [replace(row, truth=None) for row in other]
     assert [row.truth for row in one] != [row.truth for row in other]
 
 
 def test_a_higher_threshold_calls_the_first_of_the_same_rows() -> None:
     features, data = unit(60, 4, 10), labelled(labels_of(60, 3))
-    every = find_suspects(lambda split: features, data, least=0)
+    every = find_label_issues(lambda split: features, data, least=0)
     assert [one.score for one in every] == sorted((one.score for one in every), reverse=True)
     for least in (0.4, 0.7, every[5].score):
-        some = find_suspects(lambda split: features, data, least)
+        some = find_label_issues(lambda split: features, data, least)
         assert some == [one for one in every if one.score >= least]
-    assert find_suspects(lambda split: features, data) == [one for one in every if one.score >= LEAST]
+    assert find_label_issues(lambda split: features, data) == [one for one in every if one.score >= THRESHOLD]
 
 
 def test_precision_and_recall_are_counted_and_pairs_in_order() -> None:
@@ -201,22 +201,24 @@ def test_precision_and_recall_are_counted_and_pairs_in_order() -> None:
         return Suspect("x", 0, label, suggested, score, 0.1, 0.9, (), truth)
 
     every = [one("a", "b", 0.99, "b"), one("c", "b", 0.95, None), one("a", "b", 0.92, "a"), one("b", "c", 0.3, "a")]
-    hits = against_truth(every, LEAST)
+    hits = compare_with_truth(every, THRESHOLD)
     assert hits is not None
     assert (hits.called, hits.wrong, hits.both) == (2, 2, 1)
     assert (hits.precision, hits.recall) == (0.5, 0.5)
-    assert against_truth(every[1:3], LEAST) is None  # nothing is wrong by the truth, as where it is the labels' own
-    assert confused(every) == [("a", "b", 2), ("c", "b", 1), ("b", "c", 1)]
+    assert (
+        compare_with_truth(every[1:3], THRESHOLD) is None
+    )  # nothing is wrong by the truth, as where it is the labels' own
+    assert most_confused(every) == [("a", "b", 2), ("c", "b", 1), ("b", "c", 1)]
 
 
 def test_labels_that_cannot_be_doubted_are_refused() -> None:
     data = noise(12, 0)
     nothing = replace(data, train=replace(data.train, label=torch.full((12,), UNKNOWN)))
     with pytest.raises(BadInput, match="no labels to check; give a list with --labels"):
-        find_suspects(lambda split: unit(len(split), 4, 0), nothing)
+        find_label_issues(lambda split: unit(len(split), 4, 0), nothing)
     same = replace(data, train=replace(data.train, label=torch.zeros(12, dtype=torch.int64)))
     with pytest.raises(BadInput, match="all 12 labelled images of noise are 'a'; there must be two classes"):
-        find_suspects(lambda split: unit(len(split), 4, 0), same)
+        find_label_issues(lambda split: unit(len(split), 4, 0), same)
 
 
 @pytest.mark.parametrize("count", [1, 9, 50])
@@ -409,6 +411,6 @@ def test_the_help_says_the_default_and_how_the_list_is_used(capsys: pytest.Captu
     with pytest.raises(SystemExit):
         main(["suspects", "--help"])
     words = " ".join(capsys.readouterr().out.split())
-    assert f"(default: {LEAST})" in words
+    assert f"(default: {THRESHOLD})" in words
     assert "cmsf labels SOURCE --corrections suspects.csv" in words
-    assert BALLOT.k == 100  # as docs/results/suspects.md has it
+    assert VOTE.k == 100  # as docs/results/suspects.md has it

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cmsf.data import open_source
 from cmsf.data.labels import Labels
 from cmsf.evaluation import FeatureExtractor
-from cmsf.evaluation.transfer import evaluate_transfer, read_suite, searching
+from cmsf.evaluation.transfer import evaluate_transfer, make_search, read_suite
 from cmsf.evaluation.transfer.evaluate import prepare
 from cmsf.evaluation.transfer.suite import PAPER, Division, Rule, divide, paper_suite, places
 from cmsf.utils.errors import BadInput
@@ -239,7 +239,7 @@ def network() -> nn.Module:
 def test_a_suite_is_searched_and_judged_and_test_labels_decide_nothing(birds: Path, tmp_path: Path) -> None:
     said: list[str] = []
     suite = read_suite(suite_file(birds.parent, "birds: birds\nsame: {data: birds, measure: mean per class}\n"))
-    search = searching(tmp_path / "kept", trials=6, processes=1, seed=0, storage=None, ray=False)
+    search = make_search(tmp_path / "kept", trials=6, processes=1, seed=0, storage=None, ray=False)
     features = FeatureExtractor(network(), 16)
     told: list[str] = []
     with redirect_progress(told.append):
@@ -258,7 +258,7 @@ def test_a_suite_is_searched_and_judged_and_test_labels_decide_nothing(birds: Pa
     one.rename(birds / "aside")
     two.rename(one)
     (birds / "aside").rename(two)
-    search = searching(tmp_path / "anew", trials=6, processes=1, seed=0, storage=None, ray=False)
+    search = make_search(tmp_path / "anew", trials=6, processes=1, seed=0, storage=None, ray=False)
     other = evaluate_transfer(features, suite[:1], search, 0, 6, said.append)
     assert other.protocol["data sets"]["birds"]["settings"] == about["settings"]
     assert other.accuracy["birds"] != result.accuracy["birds"]

@@ -6,7 +6,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cmsf.evaluation.linear import Layer, Objective
+from cmsf.evaluation.linear import LinearClassifier, LogisticLoss
 from cmsf.evaluation.transfer.trial import Settings, fit
 
 
@@ -25,7 +25,7 @@ def objective(weight: Tensor, bias: Tensor, features: Tensor, label: Tensor, dec
 def test_the_gradient_by_hand_is_autograds() -> None:
     features, label = (tensor.double() if tensor.is_floating_point() else tensor for tensor in problem())
     weight, bias = torch.randn(4, 8).double(), torch.randn(4).double()
-    ours = Objective(features, label, weight, bias, 0.1)
+    ours = LogisticLoss(features, label, weight, bias, 0.1)
     loss = ours()
     theirs = weight.clone().requires_grad_(), bias.clone().requires_grad_()
     expected = objective(*theirs, features, label, 0.1)
@@ -70,7 +70,7 @@ def test_a_converged_fit_is_scikit_learns_logistic_regression() -> None:
     assert torch.equal(layer(features).argmax(1), torch.from_numpy(theirs.predict(features.double())))
 
 
-def watched(settings: Settings) -> tuple[int, Layer]:
+def watched(settings: Settings) -> tuple[int, LinearClassifier]:
     seen: list[int] = []
     features, label = problem()
     layer = fit(features, label, 4, settings, lambda iteration, _: seen.append(iteration))
@@ -85,7 +85,7 @@ def test_a_converged_fit_stops_early_with_the_weights_it_would_have_ended_with()
     assert steps < settings.iterations
     weight, bias = torch.zeros(4, 8), torch.zeros(4)
     optimiser = torch.optim.LBFGS([weight, bias], lr=0.5, max_iter=20, history_size=10)
-    run_on = Objective(features, label, weight, bias, 1e-2)
+    run_on = LogisticLoss(features, label, weight, bias, 1e-2)
     for _ in range(settings.iterations):
         optimiser.step(run_on)
     assert torch.equal(layer.weight, weight)

@@ -15,7 +15,7 @@ from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from cmsf.evaluation.linear import Layer
+from cmsf.evaluation.linear import LinearClassifier
 from cmsf.evaluation.transfer import study as study_module
 from cmsf.evaluation.transfer.search import Found, Problem, search
 from cmsf.evaluation.transfer.trial import Settings, fit, measure
@@ -261,9 +261,9 @@ def test_a_search_of_other_images_is_not_gone_on_with(tmp_path: Path) -> None:
 
 def test_the_measure_is_top_1_or_its_mean_over_classes() -> None:
     val, label = torch.tensor([[1.0], [1.0], [1.0], [-1.0]]), torch.tensor([0, 0, 0, 1])
-    always_first = Layer(torch.tensor([[1.0], [0.0]]), torch.tensor([2.0, 0.0]))
+    always_first = LinearClassifier(torch.tensor([[1.0], [0.0]]), torch.tensor([2.0, 0.0]))
     top_1, per_class = (Problem(val, label, val, label, 2, choice) for choice in (False, True))
     assert measure(always_first, top_1) == 75
     assert measure(always_first, per_class) == 50
-    not_a_number = Layer(torch.full((2, 1), torch.nan), torch.zeros(2))
+    not_a_number = LinearClassifier(torch.full((2, 1), torch.nan), torch.zeros(2))
     assert measure(not_a_number, Problem(val, 1 - label, val, 1 - label, 2, False)) == 0

@@ -14,8 +14,8 @@ from cmsf.analysis.figures.gallery import draw_neighbours
 from cmsf.data import DataRequest, Dataset, open_source
 from cmsf.data.loader import worker_count
 from cmsf.evaluation import FeatureExtractor
-from cmsf.evaluation.finetune import TUNES, Tune, TuningCourse
-from cmsf.evaluation.splits import HeldOut
+from cmsf.evaluation.finetune import FINE_TUNE_MODES, FineTuneMode, FineTuneSettings
+from cmsf.evaluation.splits import EvaluationSet
 from cmsf.method.build import make_learner, pretrained_weights
 from cmsf.models.weights import is_timm_name
 from cmsf.recipes import get_recipe, has_scale
@@ -200,7 +200,7 @@ def finetune(
     data: str | Path | None = None,
     out: str | Path | None = None,
     rounds: int = 1,
-    tune: Tune = "whole",
+    tune: FineTuneMode = "whole",
     random_weights: bool = False,
     epochs: int | None = None,
     lr: float | None = None,
@@ -234,7 +234,7 @@ def finetune(
         )
         for line in _describe(images):
             screen.print(line)
-        held_out = HeldOut.of(images)
+        held_out = EvaluationSet.of(images)
         if held_out is None:
             screen.print(
                 "no test image has a class that is among the labels, so there is no accuracy and no calibration"
@@ -270,11 +270,16 @@ def _how(
     if tune == "linear" and (epochs is not None or lr is not None):
         flag = "--epochs" if lr is None else "--lr"
         raise BadInput(f"{flag} is for --tune whole and head; a linear layer is fitted to convergence; leave it out")
-    known = next((one for one in TUNES if one == tune), None)
+    known = next((mode for mode in FINE_TUNE_MODES if mode == tune), None)
     if known is None:
-        raise BadInput(f"--tune {tune} will not do; {did_you_mean(str(tune), TUNES, 'use ' + ', '.join(TUNES))}")
+        hint = did_you_mean(str(tune), FINE_TUNE_MODES, f"use {', '.join(FINE_TUNE_MODES)}")
+        raise BadInput(f"--tune {tune} will not do; {hint}")
     return How(
-        rounds, known, random_weights, run.recipe.seed if seed is None else seed, TuningCourse().asked(epochs, lr)
+        rounds,
+        known,
+        random_weights,
+        run.recipe.seed if seed is None else seed,
+        FineTuneSettings().with_overrides(epochs, lr),
     )
 
 

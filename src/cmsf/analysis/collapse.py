@@ -19,14 +19,14 @@ CHECKS = 5
 
 
 @dataclass(frozen=True)
-class Variety:
+class EmbeddingStats:
     """How much the embeddings of some images differ, and in how many directions."""
 
     spread: float
     effective_rank: float
 
     @classmethod
-    def of(cls, embedding: Float[Tensor, "n d"]) -> Variety:
+    def of(cls, embedding: Float[Tensor, "n d"]) -> EmbeddingStats:
         return cls(spread(embedding), effective_rank(embedding))
 
 
@@ -50,28 +50,28 @@ def effective_rank(embedding: Float[Tensor, "n d"]) -> float:
 
 
 @dataclass
-class CollapseWatch:
+class CollapseDetector:
     """Counts the steps on which the embeddings were hardly different; it goes into checkpoints."""
 
-    least_rank: float = RANK_FLOOR
+    min_rank: float = RANK_FLOOR
     below: int = 0
     said: bool = False
 
-    def look(self, variety: Variety) -> str | None:
+    def update(self, variety: EmbeddingStats) -> str | None:
         """What to say when they have been below a floor for too long, until it is `said`."""
-        low_spread, low_rank = variety.spread < SPREAD_FLOOR, variety.effective_rank < self.least_rank
+        low_spread, low_rank = variety.spread < SPREAD_FLOOR, variety.effective_rank < self.min_rank
         self.below = self.below + 1 if low_spread or low_rank else 0
         if self.below < CHECKS or self.said:
             return None
         what = f"spread {variety.spread:.4f}, healthy is above {SPREAD_FLOOR}"
         if not low_spread:
-            what = f"effective rank {variety.effective_rank:.2f}, healthy is above {self.least_rank}"
+            what = f"effective rank {variety.effective_rank:.2f}, healthy is above {self.min_rank}"
         return f"the embeddings of all images have become nearly the same ({what}, {CHECKS} looks in a row)"
 
-    def plain(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"below": self.below, "said": self.said}
 
-    def go_on(self, plain: Any) -> None:
+    def load_state_dict(self, plain: Any) -> None:
         """From what `plain` gave, or ValueError."""
         if not isinstance(plain, dict) or [type(plain.get(name)) for name in ("below", "said")] != [int, bool]:
             raise ValueError("this is no count of a collapse")

@@ -16,7 +16,7 @@ from cmsf.utils.constants import UNKNOWN
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedImages:
     """Images found for each query, nearest first, and the rank that each of them has in M; UNKNOWN where there is none.
 
     Ranks count from 1 = the query itself, which is never among them.
@@ -36,11 +36,11 @@ class FarNeighbours:
         position = torch.arange(len(rows), device=similarity.device)
         self.order = top(self.own.apply_to(similarity, position), rows.index, len(rows))
 
-    def in_bank(self, k: int) -> Ranked:
+    def in_bank(self, k: int) -> RankedImages:
         """The nearest in M."""
         return self._ranked(self.order[:, 1 : k + 1])
 
-    def in_older_bank(self, k: int) -> Ranked:
+    def in_older_bank(self, k: int) -> RankedImages:
         """The nearest in M′, by companions: the same images are in M, at these ranks."""
         assert self.query.companion is not None
         assert self.rows.companion is not None
@@ -49,18 +49,20 @@ class FarNeighbours:
         companion = self.query.companion
         return self._ranked(nearest_vectors(companion, self.rows.companion, allowed, self.rows.index, k, others))
 
-    def constrained(self, constraint: Constraint, k: int) -> Ranked:
+    def constrained(self, constraint: Constraint, k: int) -> RankedImages:
         """The nearest in C."""
         row = find(self.query, self.rows, constraint, k, include_query=False).row
         assert row is not None
         return self._ranked(row)
 
-    def one_rank_before(self, found: Ranked) -> Ranked:
+    def one_rank_before(self, found: RankedImages) -> RankedImages:
         """In M, the image that is one place nearer than each of these; UNKNOWN where that is the query."""
         place = found.rank - 2
         return self._ranked(self.order.gather(1, place.clamp_min(0)).masked_fill(place < 1, UNKNOWN))
 
-    def _ranked(self, position: Int[Tensor, "q k"]) -> Ranked:
+    def _ranked(self, position: Int[Tensor, "q k"]) -> RankedImages:
         place = (self.order[:, None, :] == position[:, :, None]).int().argmax(2)
         there = position != UNKNOWN
-        return Ranked(torch.where(there, self.rows.index[position], UNKNOWN), torch.where(there, place + 1, UNKNOWN))
+        return RankedImages(
+            torch.where(there, self.rows.index[position], UNKNOWN), torch.where(there, place + 1, UNKNOWN)
+        )

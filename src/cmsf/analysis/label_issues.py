@@ -14,19 +14,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cmsf.analysis.neighbor_graph import Graph
+from cmsf.analysis.neighbor_graph import NeighborGraph
 from cmsf.data import Dataset, Split
 from cmsf.data.labels import Labels
-from cmsf.evaluation.knn import Ballot, nearest_training_images
+from cmsf.evaluation.knn import Vote, k_nearest
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
 from cmsf.utils.progress import track
 
-BALLOT = Ballot(100, temperature=0.07)
+VOTE = Vote(100, temperature=0.07)
 """So many that a label's share of nearly nothing can be told from none; the nearer, the more a vote counts."""
 _PRIOR = 0.1
 """A tenth of a vote goes to the classes by how frequent they are, so that no share is nothing."""
-LEAST = 0.9
+THRESHOLD = 0.9
 """The suggested class has nine times the label's share, or more: with a tenth of the labels wrong, about half of the
 images above it were (docs/results/suspects.md)."""
 _NEAREST = 10
@@ -35,7 +35,7 @@ _AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
-class Verdicts:
+class LabelScores:
     """What the neighbours of labelled images say of their labels, an image a row.
 
     score: in [0, 1], the higher the likelier is the label wrong; 0 where no other image has it, so that none can vote
@@ -70,8 +70,8 @@ class Suspect:
     """By the names of labels, where it is known otherwise; no score depends on it."""
 
 
-def find_suspects(
-    features: Callable[[Split], Tensor], data: Dataset, least: float = LEAST, graph: Graph | None = None
+def find_label_issues(
+    features: Callable[[Split], Tensor], data: Dataset, least: float = THRESHOLD, graph: NeighborGraph | None = None
 ) -> list[Suspect]:
     """The labelled training images whose score is `least` or above, the likeliest to be wrong first.
 
@@ -83,8 +83,8 @@ def find_suspects(
     split = data.train.subset(images)
     if len(split.label.unique()) < 2:
         raise BadInput(_too_few(data, split))
-    nearest = None if graph is None else graph.among(images, data.train.label != UNKNOWN, BALLOT.k)
-    found = verdicts(features(split), split.label, graph=nearest)
+    nearest = None if graph is None else graph.among(images, data.train.label != UNKNOWN, VOTE.k)
+    found = score_labels(features(split), split.label, graph=nearest)
     order = found.score.argsort(descending=True, stable=True)
     order = order[found.score[order] >= least]
     truth = Labels(data.as_label(split.truth), data.label_names).to_names()
@@ -107,9 +107,9 @@ def find_suspects(
     ]
 
 
-def verdicts(
-    features: Float[Tensor, "n f"], label: Int[Tensor, " n"], ballot: Ballot = BALLOT, graph: Graph | None = None
-) -> Verdicts:
+def score_labels(
+    features: Float[Tensor, "n f"], label: Int[Tensor, " n"], ballot: Vote = VOTE, graph: NeighborGraph | None = None
+) -> LabelScores:
     """By unit vectors, and labels all known. Every image is judged by all the others; one that equals it is another.
 
     With p_c a class's share of the weighted vote and π_c its share of the other images, q_c = p_c + π_c/10 is what
@@ -126,14 +126,14 @@ def verdicts(
         votes = ballot.count(label[near], similarity, classes)
         parts.append((*_judge(votes, mine, members), near[:, :_NEAREST]))
         done += len(near)
-    return Verdicts(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    return LabelScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def _nearest(features: Float[Tensor, "n f"], k: int) -> Iterator[tuple[Tensor, Tensor]]:
     starts = range(0, len(features), _AT_ONCE)
     for start in track(starts, "votes", len(starts)):
         rows = torch.arange(start, min(start + _AT_ONCE, len(features)))
-        yield from nearest_training_images(features[start : start + _AT_ONCE], features, k, rows)
+        yield from k_nearest(features[start : start + _AT_ONCE], features, k, rows)
 
 
 def _judge(
@@ -156,7 +156,7 @@ def _too_few(data: Dataset, split: Split) -> str:
 
 
 @dataclass(frozen=True)
-class Hits:
+class DetectionCounts:
     """How many images are called suspects, how many labels are wrong by the truth, and how many are both."""
 
     called: int
@@ -172,15 +172,15 @@ class Hits:
         return self.both / max(1, self.wrong)
 
 
-def against_truth(every: Sequence[Suspect], least: float) -> Hits | None:
+def compare_with_truth(every: Sequence[Suspect], least: float) -> DetectionCounts | None:
     """Of all images whose truth is known; None where no label differs from it, as where it is the labels' own."""
     known = [one for one in every if one.truth is not None]
     called = [one for one in known if one.score >= least]
     wrong, both = (sum(one.truth != one.label for one in some) for some in (known, called))
-    return Hits(len(called), wrong, both) if wrong else None
+    return DetectionCounts(len(called), wrong, both) if wrong else None
 
 
-def confused(suspects: Sequence[Suspect]) -> list[tuple[str, str, int]]:
+def most_confused(suspects: Sequence[Suspect]) -> list[tuple[str, str, int]]:
     """Labels and what is suggested instead, with how often, the most frequent first."""
     counts = Counter((one.label, one.suggested) for one in suspects)
     return [(*pair, count) for pair, count in counts.most_common()]

@@ -9,19 +9,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from cmsf.evaluation.knn import nearest_training_images
+from cmsf.evaluation.knn import k_nearest
 
 _BATCH = 4096
 
 
 @dataclass(frozen=True)
-class Graph:
+class NeighborGraph:
     """Rows of the nearest training images of each image, nearest first, itself left out; and how similar they are."""
 
     row: Int[Tensor, "n k"]
     similarity: Float[Tensor, "n k"]
 
-    def among(self, images: Int[Tensor, " q"], allowed: Bool[Tensor, " t"], k: int) -> Graph | None:
+    def among(self, images: Int[Tensor, " q"], allowed: Bool[Tensor, " t"], k: int) -> NeighborGraph | None:
         """Returns the k nearest of some images among the allowed training images, by their numbers among these.
 
         None where the graph does not reach so far. The images are all of training, and allowed, or all of the others.
@@ -33,16 +33,18 @@ class Graph:
             return None
         nearest = inside.int().argsort(dim=1, descending=True, stable=True)[:, :k]
         number = allowed.cumsum(0) - 1
-        return Graph(number[row.gather(1, nearest)], similarity.gather(1, nearest))
+        return NeighborGraph(number[row.gather(1, nearest)], similarity.gather(1, nearest))
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields rows and similarities of some images at a time, like `nearest_training_images`."""
+        """Yields rows and similarities of some images at a time, like `k_nearest`."""
         yield from zip(self.row.split(_BATCH), self.similarity.double().split(_BATCH), strict=True)
 
 
-def graph_of(train: Float[Tensor, "n f"], others: Float[Tensor, "m f"] | None, k: int) -> Graph:
+def build_graph(train: Float[Tensor, "n f"], others: Float[Tensor, "m f"] | None, k: int) -> NeighborGraph:
     """Of the training images among one another, and then of other images among them; equally near: the lower row."""
-    parts = [*nearest_training_images(train, train, min(k, len(train) - 1), torch.arange(len(train)))]
+    parts = [*k_nearest(train, train, min(k, len(train) - 1), torch.arange(len(train)))]
     if others is not None and len(others):
-        parts += nearest_training_images(others, train, min(k, len(train) - 1))
-    return Graph(torch.cat([row for row, _ in parts]), torch.cat([similarity for _, similarity in parts]).float())
+        parts += k_nearest(others, train, min(k, len(train) - 1))
+    return NeighborGraph(
+        torch.cat([row for row, _ in parts]), torch.cat([similarity for _, similarity in parts]).float()
+    )

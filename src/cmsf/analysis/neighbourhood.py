@@ -23,7 +23,7 @@ _BLOCK = 2**25
 
 
 @dataclass(frozen=True)
-class Neighbourhood:
+class NeighbourhoodStats:
     """What was seen of each query: the purity of its neighbours, and the rank of the last constrained one.
 
     A purity is in [0, 1], and NaN where no class is known; a query without neighbours has no rank.
@@ -41,14 +41,14 @@ class Neighbourhood:
 
 
 @torch.no_grad()
-def inspect(
+def neighbourhood_stats(
     query: Rows,
     bank: MemoryBank,
     constraint: Constraint,
     neighbours: Neighbours,
     truth: Int[Tensor, " n"],
     include_query: bool = True,
-) -> Neighbourhood:
+) -> NeighbourhoodStats:
     """Compare S_i with as many neighbours out of the whole bank (Figure "Purity", Table 1 right)."""
     row = neighbours.row
     if row is None:  # S_i is all of C_i, and nobody has listed it yet
@@ -62,7 +62,7 @@ def inspect(
     as_far = torch.full((len(query),), torch.nan, dtype=torch.float64)
     if len(rank) and neighbours.row is not None:  # all of C may reach to the end of the bank, and says nothing then
         as_far = _purity_to(query, bank, median_rank(rank), truth)
-    return Neighbourhood(
+    return NeighbourhoodStats(
         purity(query, bank.index, everywhere, truth), purity(query, bank.index, row, truth), rank, as_far
     )
 

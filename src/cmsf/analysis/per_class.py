@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cmsf.analysis.neighbor_graph import Graph
+from cmsf.analysis.neighbor_graph import NeighborGraph
 from cmsf.evaluation.calibration import confusion
-from cmsf.evaluation.knn import BALLOTS, nearest_training_images
+from cmsf.evaluation.knn import VOTES, k_nearest
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
 
-BALLOT = "20-nn"
+VOTE = "20-nn"
 _NEAREST = 5
 _TAKEN_FOR = 3
 _PAIRS = 10
@@ -60,7 +60,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class PerClass:
+class ClassReport:
     rows: tuple[ClassRow, ...]
     """In the order of the classes, without those that have no image at all."""
     pairs: tuple[Pair, ...]
@@ -71,14 +71,14 @@ class PerClass:
     """Of the judged images of every class, a row each, how many were taken for each class, a column each."""
 
 
-def per_class(
+def class_report(
     names: Sequence[str],
     train: Float[Tensor, "n f"],
     train_class: Int[Tensor, " n"],
     test: Float[Tensor, "q f"] | None = None,
     test_class: Int[Tensor, " q"] | None = None,
-    graph: Graph | None = None,
-) -> PerClass:
+    graph: NeighborGraph | None = None,
+) -> ClassReport:
     """The table of some classes, by unit vectors of their images; an image of the class UNKNOWN is passed over.
 
     The vote is that of `cmsf evaluate`: each of the 20 nearest training images counts alike.
@@ -98,12 +98,8 @@ def per_class(
         in_test = truth.bincount(minlength=len(names))
     if len(train) < 1 + left_out:
         raise BadInput(f"there are {len(train)} training images with a class, too few to have neighbours")
-    found = None if graph is None else graph.among(images, known, BALLOTS[BALLOT].k)
-    nearest = (
-        nearest_training_images(query, train, BALLOTS[BALLOT].k, own if left_out else None)
-        if found is None
-        else found.batches()
-    )
+    found = None if graph is None else graph.among(images, known, VOTES[VOTE].k)
+    nearest = k_nearest(query, train, VOTES[VOTE].k, own if left_out else None) if found is None else found.batches()
     guess, purity = _by_neighbours(nearest, truth, train_class, len(names))
     counts = confusion(guess, truth, len(names))
     in_train = train_class.bincount(minlength=len(names))
@@ -111,14 +107,14 @@ def per_class(
         _row(number, names, counts, purity[truth == number], int(in_train[number]), int(in_test[number]))
         for number in ((in_train + in_test) > 0).nonzero()[:, 0].tolist()
     ]
-    return PerClass(tuple(rows), _pairs(counts, names), left_out, counts)
+    return ClassReport(tuple(rows), _pairs(counts, names), left_out, counts)
 
 
 def _by_neighbours(
     nearest: Iterable[tuple[Tensor, Tensor]], truth: Int[Tensor, " q"], label: Int[Tensor, " n"], classes: int
 ) -> tuple[Int[Tensor, " q"], Float[Tensor, " q"]]:
     """The class that the neighbours of each vote for, and the share of its own class among the nearest."""
-    ballot, guess, purity, done = BALLOTS[BALLOT], [], [], 0
+    ballot, guess, purity, done = VOTES[VOTE], [], [], 0
     for near, similarity in nearest:
         theirs, mine = label[near], truth[done : done + len(near)]
         guess.append(ballot.count(theirs, similarity, classes).argmax(1))

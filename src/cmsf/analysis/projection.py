@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def by_main_directions(features: Float[Tensor, "n d"]) -> Float[Tensor, "n 2"]:
+def pca(features: Float[Tensor, "n d"]) -> Float[Tensor, "n 2"]:
     """The two directions of greatest variance; each points to where its largest weight is positive."""
     centred = features.cpu().double()
     centred = centred - centred.mean(0)
@@ -20,7 +20,7 @@ def by_main_directions(features: Float[Tensor, "n d"]) -> Float[Tensor, "n 2"]:
     return torch.nn.functional.pad(placed, (0, 2 - placed.shape[1])).float()
 
 
-def by_umap(features: Float[Tensor, "n d"]) -> Float[Tensor, "n 2"]:
+def umap(features: Float[Tensor, "n d"]) -> Float[Tensor, "n 2"]:
     """McInnes et al. 2018, by cosine; the same for the same features."""
     from umap import UMAP
 
@@ -33,5 +33,5 @@ Project = Callable[[Tensor], Tensor]
 
 def projections() -> dict[str, Project]:
     """What this machine can draw maps by."""
-    found: dict[str, Project] = {"PCA": by_main_directions}
-    return found | ({"UMAP": by_umap} if find_spec("umap") is not None else {})
+    found: dict[str, Project] = {"PCA": pca}
+    return found | ({"UMAP": umap} if find_spec("umap") is not None else {})

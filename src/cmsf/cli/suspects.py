@@ -65,10 +65,10 @@ def _suspects(chosen: argparse.Namespace) -> int:
     out = parse_out(chosen.out, ".csv")
 
     from cmsf.analysis.figures.label_issues import draw_suspects
-    from cmsf.analysis.label_issues import LEAST, against_truth
+    from cmsf.analysis.label_issues import THRESHOLD, compare_with_truth
     from cmsf.runs.run import Run
 
-    threshold = LEAST if asked is None else asked
+    threshold = THRESHOLD if asked is None else asked
     set_threads(chosen.threads)
     run = Run(chosen.run)
     with run.images_kept():
@@ -76,7 +76,7 @@ def _suspects(chosen: argparse.Namespace) -> int:
         suspects = [suspect for suspect in labelled if suspect.score >= threshold]
         for line in _summary(labelled, suspects, threshold):
             print_line(line)
-        hits = against_truth(labelled, threshold)
+        hits = compare_with_truth(labelled, threshold)
         if hits is not None:
             print_line(
                 f"by the truth, {hits.wrong:,} labels are wrong: precision {100 * hits.precision:.1f} % (share of the "
@@ -103,7 +103,7 @@ def _next_command(chosen: argparse.Namespace, run: Run) -> str:
 
 
 def _summary(labelled: Sequence[Suspect], suspects: Sequence[Suspect], threshold: float) -> list[str]:
-    from cmsf.analysis.label_issues import confused
+    from cmsf.analysis.label_issues import most_confused
 
     lines = [
         f"{len(suspects):,} of {len(labelled):,} labels are suspect ({100 * len(suspects) / len(labelled):.3g} %), "
@@ -117,7 +117,7 @@ def _summary(labelled: Sequence[Suspect], suspects: Sequence[Suspect], threshold
     alone = sum(suspect.score == 0 for suspect in labelled)
     if alone:
         lines.append(f"{alone:,} cannot be scored: no other image has their label")
-    pairs = confused(suspects)[:_PAIRS]
+    pairs = most_confused(suspects)[:_PAIRS]
     if pairs:
         lines.append("most often:")
         lines += [f"  {count:7,}  {label!r} that looks like {suggested!r}" for label, suggested, count in pairs]

@@ -42,24 +42,24 @@ class FeatureExtractor:
         size: int,
         device: torch.device | str = "cpu",
         workers: int = 0,
-        kept: Path | None = None,
+        cache: Path | None = None,
     ) -> None:
-        self.backbone, self.size, self.device, self.workers, self.kept = backbone, size, device, workers, kept
+        self.backbone, self.size, self.device, self.workers, self.cache = backbone, size, device, workers, cache
 
     def __call__(self, split: Split) -> Float[Tensor, "n f"]:
-        fingerprint = None if self.kept is None else split.fingerprint()
-        if self.kept is None or fingerprint is None:
+        fingerprint = None if self.cache is None else split.fingerprint()
+        if self.cache is None or fingerprint is None:
             return self._extract(split)
         device = torch.device(self.device).type
         about = [_FORMAT, self.network, fingerprint, self.transform, LAYER, device, torch.__version__]
-        file = self.kept / f"{sha256(json.dumps(about).encode()).hexdigest()[:32]}.safetensors"
+        file = self.cache / f"{sha256(json.dumps(about).encode()).hexdigest()[:32]}.safetensors"
         features = _read(file)
         if features is None:
             features = self._extract(split)
             try:
                 _write(file, features.cpu())
             except OSError as error:  # it is for the next time alone
-                print(one_line(f"features are not kept in {self.kept}: {error.strerror}"), file=sys.stderr)
+                print(one_line(f"features are not kept in {self.cache}: {error.strerror}"), file=sys.stderr)
         return features.to(self.device)
 
     @cached_property
@@ -97,7 +97,7 @@ def feature_batches(
 
     The batches are the same whoever asks, so a number shown in training is the number computed afterwards.
     """
-    with in_eval_mode(backbone):
+    with eval_mode(backbone):
         for views in clean_views(split, size, device, workers):
             yield unit_features(backbone, views)
 
@@ -110,7 +110,7 @@ def unit_features(backbone: nn.Module, views: Float[Tensor, "b 3 s s"]) -> Float
 
 
 @contextmanager
-def in_eval_mode(network: nn.Module) -> Iterator[nn.Module]:
+def eval_mode(network: nn.Module) -> Iterator[nn.Module]:
     """The network is handed back in the mode it came in."""
     training = network.training
     try:

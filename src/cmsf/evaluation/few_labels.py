@@ -14,11 +14,11 @@ from torch import Tensor
 from cmsf.data import Dataset
 from cmsf.data.labels import Labels, share_of_each_class
 from cmsf.evaluation.features import FeatureExtractor
-from cmsf.evaluation.finetune import HEAD, TuningCourse, fine_tune
-from cmsf.evaluation.linear import STANDARDISED, Standardised, fit_chosen
-from cmsf.evaluation.metrics import Judged, Result, hits
-from cmsf.evaluation.predict import score_all
-from cmsf.evaluation.splits import judged_splits
+from cmsf.evaluation.finetune import HEAD, FineTuneSettings, fine_tune
+from cmsf.evaluation.linear import STANDARDISED, StandardScaler, fit_linear
+from cmsf.evaluation.metrics import Accuracy, Result, in_top_k
+from cmsf.evaluation.predict import predict_scores
+from cmsf.evaluation.splits import evaluation_splits
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import expand_user
 from cmsf.utils.progress import progress_prefix
@@ -27,7 +27,7 @@ SHARES = (0.01, 0.1)
 
 
 @dataclass(frozen=True)
-class Few:
+class LabelSubset:
     """Some training images by index, and the labels that are known of them."""
 
     name: str
@@ -36,17 +36,19 @@ class Few:
     label: Int[Tensor, " m"]
 
 
-def seeded_shares(data: Dataset, seed: int) -> list[Few]:
+def seeded_subsets(data: Dataset, seed: int) -> list[LabelSubset]:
     """1 % and 10 % of each class, rounded, and one image at least."""
     found = []
     for share in SHARES:
         kept = share_of_each_class(Labels(data.train.truth, data.classes), share, seed)
         index = kept.known.nonzero()[:, 0]
-        found.append(Few(f"{100 * share:g} %", f"{share:.0%} of each class, by seed {seed}", index, kept.number[index]))
+        found.append(
+            LabelSubset(f"{100 * share:g} %", f"{share:.0%} of each class, by seed {seed}", index, kept.number[index])
+        )
     return found
 
 
-def listed(file: Path, arranged: Dataset, data: Dataset) -> Few:
+def subset_from_list(file: Path, arranged: Dataset, data: Dataset) -> LabelSubset:
     """The images that a list names; `arranged` is the same data with the list's labels in the place of its own."""
     number = {name: place for place, name in enumerate(data.classes)}
     place = {path: i for i, path in enumerate(data.train.paths)}  # broken images may be left out here
@@ -60,28 +62,30 @@ def listed(file: Path, arranged: Dataset, data: Dataset) -> Few:
     index = torch.tensor([place[arranged.train.paths[i]] for i in there])
     label = torch.tensor([number[arranged.label_names[int(arranged.train.label[i])]] for i in there])
     content = sha256(expand_user(file).read_bytes()).hexdigest()
-    return Few(file.stem, f"the list {file.name} (sha256 {content})", index, label)
+    return LabelSubset(file.stem, f"the list {file.name} (sha256 {content})", index, label)
 
 
-def evaluate_few_labels(features: FeatureExtractor, data: Dataset, few: Sequence[Few], seed: int) -> Result:
+def evaluate_few_labels(features: FeatureExtractor, data: Dataset, few: Sequence[LabelSubset], seed: int) -> Result:
     """Both classifiers for each share of labels, on the test images."""
-    _, test = judged_splits(data)
+    _, test = evaluation_splits(data)
     names = [some.name for some in few]
     if len(set(names)) < len(names):
         raise BadInput(f"two lists of labels are called {max(names, key=names.count)}; rename one of them")
-    course, judged, described = TuningCourse(), {}, {}
+    course, judged, described = FineTuneSettings(), {}, {}
     for number, some in enumerate(few, 1):
         if len(some.label.unique()) < 2:
             raise BadInput(f"{some.name} has labels of {len(some.label.unique())} class; two are needed to tell apart")
         with progress_prefix(f"{some.name}, {number} of {len(few)}"):
             train = data.train.subset(some.index)
             known = features(data.train)[some.index.to(features.device)]
-            scale = Standardised.by(known)
-            layer, chosen = fit_chosen(scale(known), some.label.to(known.device), len(data.classes))
+            scale = StandardScaler.fit(known)
+            layer, chosen = fit_linear(scale(known), some.label.to(known.device), len(data.classes))
             scores = layer(scale(features(test))).cpu()
-            judged[f"{some.name} linear"] = Judged(hits(scores, test.truth, 1), test.truth)
+            judged[f"{some.name} linear"] = Accuracy(in_top_k(scores, test.truth, 1), test.truth)
             network = fine_tune(features, train, some.label, known.shape[1], len(data.classes), seed, course)
-            judged[f"{some.name} tuned"] = Judged(hits(score_all(network, test, features), test.truth, 1), test.truth)
+            judged[f"{some.name} tuned"] = Accuracy(
+                in_top_k(predict_scores(network, test, features), test.truth, 1), test.truth
+            )
         described[some.name] = {
             "labels": f"{some.origin}: {len(train)} images of {len(some.label.unique())} classes",
             "linear": chosen | {"layer": STANDARDISED},

@@ -1,4 +1,4 @@
-"""Fine-tuning: a head on the network, trained with all of it or alone, on the images that have a label."""
+"""Fine-tuning: a head on the network, trained with all of it or alone, on the labelled images."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from torch.nn.functional import cross_entropy, normalize
 from cmsf.data import Split, load_batches
 from cmsf.data.transforms import RandomCrop, normalize_pixels
 from cmsf.evaluation.features import FeatureExtractor
-from cmsf.evaluation.linear import Standardised, fit_chosen
-from cmsf.evaluation.predict import score_readable
+from cmsf.evaluation.linear import StandardScaler, fit_linear
+from cmsf.evaluation.predict import predict_readable
 from cmsf.models.heads import SGDSettings, mlp
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
 from cmsf.utils.progress import progress_prefix, track
 
-SCALE = (0.2, 1.0)
-CONFIDENT = 0.9
-"""What a network has to be sure of for its answer to become a label."""
+CROP_SCALE = (0.2, 1.0)
+CONFIDENCE_THRESHOLD = 0.9
+"""The probability from which a prediction becomes a pseudo-label."""
 
-Tune = Literal["whole", "head", "linear"]
-"""What learns: the network and a two-layer head, such a head alone, or one linear layer alone."""
-TUNES: tuple[Tune, ...] = get_args(Tune)
+FineTuneMode = Literal["whole", "head", "linear"]
+"""What is trained: the network and a two-layer head, such a head alone, or one linear layer alone."""
+FINE_TUNE_MODES: tuple[FineTuneMode, ...] = get_args(FineTuneMode)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuningCourse(SGDSettings):
+class FineTuneSettings(SGDSettings):
     """The paper's: 20 epochs of SGD with batch 256, lr 0.005 and a tenth of it after three quarters of the way.
 
     For few images batches are smaller, too.
@@ -45,20 +45,21 @@ class TuningCourse(SGDSettings):
     batches_an_epoch: int = 8
     min_steps: int = 500
 
-    def asked(self, epochs: int | None = None, lr: float | None = None) -> TuningCourse:
-        """With a user's numbers; epochs that are asked for are so many, however few the images."""
-        course = self if lr is None else replace(self, lr=lr)
-        return course if epochs is None else replace(course, epochs=epochs, min_steps=0)
+    def with_overrides(self, epochs: int | None = None, lr: float | None = None) -> FineTuneSettings:
+        """Epochs that are given are so many, however few the images."""
+        settings = self if lr is None else replace(self, lr=lr)
+        return settings if epochs is None else replace(settings, epochs=epochs, min_steps=0)
 
     def batch_size_for(self, count: int) -> int:
         return min(super().batch_size_for(count), max(self.least_batch, count // self.batches_an_epoch))
 
     def describe(self, count: int) -> str:
         batch, epochs = self.batch_and_epochs(count)
+        smallest, largest = CROP_SCALE
         return (
             f"SGD, {epochs} epochs of {count} images, batch {batch}, lr {self.lr}, × 0.1 after {self.drop:.0%} of "
-            f"them, momentum {self.momentum}, weight decay {self.weight_decay:g}; random resized crop of {SCALE[0]:g} "
-            f"to {SCALE[1]:g}, mirrored or not"
+            f"them, momentum {self.momentum}, weight decay {self.weight_decay:g}; random resized crop of {smallest:g} "
+            f"to {largest:g}, mirrored or not"
         )
 
 
@@ -74,50 +75,52 @@ class Round:
     """From 1."""
     labelled: int
     pseudo: Int[Tensor, " m"]
-    """The images that had no label but a confident guess, by index."""
+    """The indices of the pseudo-labelled images."""
     guess: Int[Tensor, " m"]
-    course: str
+    schedule: str
+    """In words."""
 
 
 def fine_tune(
-    features: FeatureExtractor,
+    extractor: FeatureExtractor,
     split: Split,
     label: Int[Tensor, " n"],
     width: int,
     classes: int,
     seed: int,
-    course: TuningCourse = TuningCourse(),
+    settings: FineTuneSettings = FineTuneSettings(),
 ) -> nn.Module:
-    """A classifier: a copy of the network with a two-layer head, all of it trained on random views of these images.
+    """Returns a copy of the network with a two-layer head, all of it trained on random views of these images.
 
-    width: how many features the network has.
+    width: of the network's features.
     """
-    network = new_classifier(features, width, classes, seed)
-    train_classifier(network, split, label, features, seed, course)
+    network = make_classifier(extractor, width, classes, seed)
+    train_classifier(network, split, label, extractor, seed, settings)
     return network
 
 
-def new_classifier(
-    features: FeatureExtractor, width: int, classes: int, seed: int, tune: Tune = "whole"
+def make_classifier(
+    extractor: FeatureExtractor, width: int, classes: int, seed: int, mode: FineTuneMode = "whole"
 ) -> nn.Sequential:
-    """A copy of the network, and a head that knows nothing yet."""
-    return nn.Sequential(deepcopy(features.backbone).float(), new_head(width, classes, seed, tune)).to(features.device)
+    """Returns a copy of the network with an untrained head."""
+    head = make_head(width, classes, seed, mode)
+    return nn.Sequential(deepcopy(extractor.backbone).float(), head).to(extractor.device)
 
 
 def fine_tune_in_rounds(
     network: nn.Sequential,
     split: Split,
-    like: FeatureExtractor,
+    extractor: FeatureExtractor,
     seed: int,
     *,
     rounds: int = 1,
-    tune: Tune = "whole",
-    course: TuningCourse = TuningCourse(),
+    mode: FineTuneMode = "whole",
+    settings: FineTuneSettings = FineTuneSettings(),
 ) -> Iterator[Round]:
-    """Train a classifier on the labelled images, then again and again on these and what it is confident of.
+    """Trains a classifier on the labelled images, then again on these and its own confident predictions.
 
-    Each round goes on from the network of the one before, and guesses afresh; a label that is given stays as it is. The
-    network is handed over after each round, to be judged by whoever knows the truth: nothing here looks at it.
+    Each round starts from the network of the one before and predicts afresh; a given label stays as it is. Yields after
+    each round, so that the caller may evaluate the network: no truth is read here.
     """
     unlabelled = (split.label == UNKNOWN).nonzero()[:, 0]
     pseudo = guess = torch.empty(0, dtype=torch.int64)
@@ -127,28 +130,27 @@ def fine_tune_in_rounds(
             if number > 1:
                 if not len(unlabelled):
                     return
-                readable, scores = score_readable(network, split.subset(unlabelled), like)
-                place, guess = confident(scores)
+                readable, scores = predict_readable(network, split.subset(unlabelled), extractor)
+                place, guess = confident_labels(scores)
                 pseudo = unlabelled[readable[place]]
                 if not len(pseudo):  # the same images again would be no second round
                     return
             label = split.label.clone()
             label[pseudo] = guess
             known = (label != UNKNOWN).nonzero()[:, 0]
-            if tune == "linear":
-                how = fit_layer(network, split.subset(known), label[known], like)
+            part, label = split.subset(known), label[known]
+            if mode == "linear":
+                schedule = fit_linear_head(network, part, label, extractor)
             else:
-                train_classifier(
-                    network, split.subset(known), label[known], like, seed, course, tune, first_epoch=epochs
-                )
-                epochs, how = epochs + course.batch_and_epochs(len(known))[1], course.describe(len(known))
-        yield Round(number, len(split) - len(unlabelled), pseudo, guess, how)
+                train_classifier(network, part, label, extractor, seed, settings, mode, first_epoch=epochs)
+                epochs, schedule = epochs + settings.batch_and_epochs(len(known))[1], settings.describe(len(known))
+        yield Round(number, len(split) - len(unlabelled), pseudo, guess, schedule)
 
 
-def confident(scores: Float[Tensor, "n c"]) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
-    """Which images a network is sure enough of, and what of."""
-    sure, guess = scores.softmax(1).max(1)
-    place = (sure >= CONFIDENT).nonzero()[:, 0]
+def confident_labels(scores: Float[Tensor, "n c"]) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
+    """Returns the rows whose likeliest class reaches the threshold, and that class."""
+    confidence, guess = scores.softmax(1).max(1)
+    place = (confidence >= CONFIDENCE_THRESHOLD).nonzero()[:, 0]
     return place, guess[place]
 
 
@@ -156,21 +158,21 @@ def train_classifier(
     network: nn.Sequential,
     split: Split,
     label: Int[Tensor, " n"],
-    like: FeatureExtractor,
+    extractor: FeatureExtractor,
     seed: int,
-    course: TuningCourse = TuningCourse(),
-    tune: Tune = "whole",
+    settings: FineTuneSettings = FineTuneSettings(),
+    mode: FineTuneMode = "whole",
     first_epoch: int = 0,
 ) -> None:
-    """One course on random views of these images, all of which have a label; the network is left in eval mode.
+    """Trains on random views of these images, all of which have a label, and leaves the network in eval mode.
 
-    first_epoch: from where epochs are counted, so that a second course has an order and views of its own.
+    first_epoch: where epochs are counted from, so that every round has an order and views of its own.
     """
     backbone, head = network
-    whole = tune == "whole"
-    learning = network if whole else head
-    optimiser = course.make_optimizer(learning.parameters())
-    batch, epochs = course.batch_and_epochs(len(split))
+    whole = mode == "whole"
+    trained = network if whole else head
+    optimizer = settings.make_optimizer(trained.parameters())
+    batch, epochs = settings.batch_and_epochs(len(split))
     # The last incomplete batch of an epoch is dropped: BatchNorm cannot learn from one image.
     steps = len(split) // batch
     plan = (
@@ -178,40 +180,38 @@ def train_classifier(
         for epoch in range(first_epoch, first_epoch + epochs)
         for index in split.order(seed, epoch)[: steps * batch].split(batch)
     )
-    crop = RandomCrop(like.size, scale=SCALE)
+    crop = RandomCrop(extractor.size, scale=CROP_SCALE)
     network.eval()
-    learning.train()  # a frozen network stays in eval mode: its BatchNorm statistics are part of what is frozen
-    batches = load_batches(split, plan, {0: crop}, seed=seed, device=like.device, workers=like.workers)
+    trained.train()  # a frozen network stays in eval mode: its BatchNorm statistics are part of what is frozen
+    batches = load_batches(split, plan, {0: crop}, seed=seed, device=extractor.device, workers=extractor.workers)
     for views in track(batches, f"fine-tuning on {len(split)} labels", epochs * steps):
         epoch = views.epoch - first_epoch
-        optimiser.param_groups[0]["lr"] = course.lr * (0.1 if epoch >= course.drop * epochs else 1)
-        optimiser.zero_grad()
+        optimizer.param_groups[0]["lr"] = settings.lr * (0.1 if epoch >= settings.drop * epochs else 1)
+        optimizer.zero_grad()
         with torch.set_grad_enabled(whole):
             features = backbone(normalize_pixels(views.crop(crop, 0)))
-        loss = cross_entropy(head(features), label[views.index].to(like.device))
+        loss = cross_entropy(head(features), label[views.index].to(extractor.device))
         if not loss.isfinite():
-            raise _diverged(epoch, epochs, course)
+            raise _diverged(epoch, epochs, settings)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     if not all(value.isfinite().all() for value in network.state_dict().values()):
-        raise _diverged(epochs - 1, epochs, course)
+        raise _diverged(epochs - 1, epochs, settings)
     network.eval()
 
 
-def _diverged(epoch: int, epochs: int, course: SGDSettings) -> BadInput:
+def _diverged(epoch: int, epochs: int, settings: SGDSettings) -> BadInput:
     return BadInput(
-        f"fine-tuning diverged: its loss is not finite in epoch {epoch + 1} of {epochs}; "
-        f"use a smaller learning rate than --lr {course.lr:g}"
+        f"fine-tuning diverged: its loss is NaN or inf in epoch {epoch + 1} of {epochs}; "
+        f"use a smaller learning rate than --lr {settings.lr:g}"
     )
 
 
-def new_head(width: int, classes: int, seed: int = 0, tune: Tune = "whole") -> nn.Module:
-    """Its weights depend on the seed alone."""
+def make_head(width: int, classes: int, seed: int = 0, mode: FineTuneMode = "whole") -> nn.Module:
+    """Returns a head whose weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if tune == "linear":
-            return LinearHead(width, classes)
-        return mlp(width, 2 * width, classes)
+        return LinearHead(width, classes) if mode == "linear" else mlp(width, 2 * width, classes)
 
 
 class LinearHead(nn.Linear):
@@ -221,16 +221,16 @@ class LinearHead(nn.Linear):
         return super().forward(normalize(features, dim=1))
 
 
-def fit_layer(network: nn.Sequential, split: Split, label: Int[Tensor, " n"], like: FeatureExtractor) -> str:
-    """The layer that the linear evaluation finds, as the head of this network; returns how it was found."""
-    features = like(split)
-    scale = Standardised.by(features)
+def fit_linear_head(network: nn.Sequential, split: Split, label: Int[Tensor, " n"], extractor: FeatureExtractor) -> str:
+    """Fits the head as the linear evaluation does; returns how, in words."""
+    features = extractor(split)
+    scaler = StandardScaler.fit(features)
     head = network[1]
     assert isinstance(head, LinearHead)
-    found, chosen = fit_chosen(scale(features), label.to(features.device), head.out_features)
+    layer, chosen = fit_linear(scaler(features), label.to(features.device), head.out_features)
     # One layer for both: W (x − mean) / deviation + b.
-    weight = found.weight.cpu().double() / scale.deviation.cpu().double()
-    bias = found.bias.cpu().double() - weight @ scale.mean.cpu().double()
+    weight = layer.weight.cpu().double() / scaler.deviation.cpu().double()
+    bias = layer.bias.cpu().double() - weight @ scaler.mean.cpu().double()
     with torch.no_grad():
         head.weight.copy_(weight)
         head.bias.copy_(bias)

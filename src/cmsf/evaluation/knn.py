@@ -12,8 +12,8 @@ from torch.nn.functional import embedding
 
 from cmsf.data import Dataset, Split
 from cmsf.evaluation.features import LAYER, FeatureExtractor, raw_pixels, transform_name
-from cmsf.evaluation.metrics import Judged, Result
-from cmsf.evaluation.splits import judged_splits
+from cmsf.evaluation.metrics import Accuracy, Result
+from cmsf.evaluation.splits import evaluation_splits
 from cmsf.method.search import OwnRow, nearest_vectors
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.progress import track
@@ -23,7 +23,7 @@ _CHUNK = 256
 
 
 @dataclass(frozen=True)
-class Ballot:
+class Vote:
     """How the k nearest vote: each alike, or weighted with exp(similarity / temperature)."""
 
     k: int
@@ -38,26 +38,26 @@ class Ballot:
         return votes.scatter_add_(1, theirs[:, : self.k], weight[:, : self.k])
 
 
-BALLOTS = {"1-nn": Ballot(1), "20-nn": Ballot(20), "20-nn weighted": Ballot(20, temperature=0.07)}
+VOTES = {"1-nn": Vote(1), "20-nn": Vote(20), "20-nn weighted": Vote(20, temperature=0.07)}
 """The paper's two majority votes, and the weighted one that others report."""
 
 
 def evaluate_knn(features: FeatureExtractor, data: Dataset) -> Result:
     """Classify the test images by their neighbours among the training images."""
-    train, test = judged_splits(data)
+    train, test = evaluation_splits(data)
     return _judge((features(train), features(test)), train, test, LAYER, features.size, data.test_origin)
 
 
 def evaluate_pixels(data: Dataset, size: int, workers: int = 0) -> Result:
     """The same by raw pixels, at most 64 a side: larger ones would be slower and no better to compare."""
-    train, test = judged_splits(data)
+    train, test = evaluation_splits(data)
     size = min(size, 64)
     features = (raw_pixels(train, size, workers), raw_pixels(test, size, workers))
     return _judge(features, train, test, "pixels, L2-normalised", size, data.test_origin)
 
 
 def classify(
-    query: Float[Tensor, "q f"], train: Float[Tensor, "n f"], label: Int[Tensor, " n"], ballots: Mapping[str, Ballot]
+    query: Float[Tensor, "q f"], train: Float[Tensor, "n f"], label: Int[Tensor, " n"], ballots: Mapping[str, Vote]
 ) -> dict[str, Int[Tensor, " q"]]:
     """The class that most of the k nearest belong to, by each ballot; on the CPU like the labels.
 
@@ -66,14 +66,14 @@ def classify(
     largest = max(ballot.k for ballot in ballots.values())
     classes = int(label.max()) + 1
     chosen: dict[str, list[Tensor]] = {name: [] for name in ballots}
-    for near, similarity in nearest_training_images(query, train, largest):
+    for near, similarity in k_nearest(query, train, largest):
         theirs = label[near]
         for name, ballot in ballots.items():
             chosen[name].append(ballot.count(theirs, similarity, classes).argmax(1))
     return {name: torch.cat(parts) for name, parts in chosen.items()}
 
 
-def nearest_training_images(
+def k_nearest(
     query: Float[Tensor, "q f"], train: Float[Tensor, "n f"], k: int, own: Int[Tensor, " q"] | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The k nearest rows of some queries at a time, and how similar they are; equally near: the lower row.
@@ -100,8 +100,8 @@ def nearest_training_images(
 
 def _judge(features: tuple[Tensor, Tensor], train: Split, test: Split, layer: str, size: int, origin: str) -> Result:
     known, query = features
-    guesses = classify(query, known, train.truth, BALLOTS)
-    judged = {name: Judged(guess == test.truth, test.truth) for name, guess in guesses.items()}
+    guesses = classify(query, known, train.truth, VOTES)
+    judged = {name: Accuracy(guess == test.truth, test.truth) for name, guess in guesses.items()}
     described = {
         "votes": {
             name: {
@@ -109,7 +109,7 @@ def _judge(features: tuple[Tensor, Tensor], train: Split, test: Split, layer: st
                 "vote": "exp(cosine / temperature)" if ballot.temperature else "majority",
                 "temperature": ballot.temperature,
             }
-            for name, ballot in BALLOTS.items()
+            for name, ballot in VOTES.items()
         },
         "layer": layer,
         "transform": transform_name(size),

@@ -13,15 +13,15 @@ from torch.nn.functional import log_softmax
 
 from cmsf.data import Dataset
 from cmsf.evaluation.features import LAYER, FeatureExtractor
-from cmsf.evaluation.metrics import Judged, Result, hits
-from cmsf.evaluation.splits import judged_splits
+from cmsf.evaluation.metrics import Accuracy, Result, in_top_k
+from cmsf.evaluation.splits import evaluation_splits
 from cmsf.utils.errors import BadInput
 from cmsf.utils.progress import progress_bar
 from cmsf.utils.rng import uniform
 
 
 @dataclass(frozen=True)
-class Layer:
+class LinearClassifier:
     """W x + b; a class without training images has no weights and a bias of −∞, so that it is never chosen."""
 
     weight: Float[Tensor, "c f"]
@@ -32,14 +32,14 @@ class Layer:
         return torch.addmm(self.bias, features, self.weight.T)
 
     @classmethod
-    def of(
+    def from_present(
         cls,
         weight: Float[Tensor, "p f"],
         bias: Float[Tensor, " p"],
         present: Int[Tensor, " p"],
         classes: int,
         diverged: bool = False,
-    ) -> Layer:
+    ) -> LinearClassifier:
         """Of weights of the classes that are present; a copy."""
         every = weight.new_zeros(classes, weight.shape[1]), bias.new_full((classes,), -torch.inf)
         for whole, part in zip(every, (weight, bias), strict=True):
@@ -47,11 +47,11 @@ class Layer:
         return cls(*every, diverged)
 
 
-class NotFinite(Exception):
+class NonFiniteLoss(Exception):
     """The loss has left the numbers: nothing better will come."""
 
 
-class Objective:
+class LogisticLoss:
     """Mean cross-entropy + decay / 2 |W|², with its gradient (softmax − one-hot)ᵀ X / n + decay W written by hand:
     two matrix products and little else. Autograd takes a little longer, 4 % at 2,940 × 2,048 × 37 on a CPU."""
 
@@ -76,7 +76,7 @@ class Objective:
         true = log_p.gather(1, self._label)
         loss = float(self._decay / 2 * self._weight.square().sum() - true.mean())
         if loss - loss != 0:
-            raise NotFinite
+            raise NonFiniteLoss
         wrong = log_p.exp_().scatter_add_(1, self._label, torch.full_like(true, -1)).div_(count)
         torch.addmm(self._weight, wrong.T, self._features, beta=self._decay, out=self._weight.grad)
         torch.sum(wrong, 0, out=self._bias.grad)
@@ -98,10 +98,10 @@ _HOLDING_OUT = 0x11EA << 40  # what this use of the hash is for; no epoch is eve
 def evaluate_linear(features: FeatureExtractor, data: Dataset) -> Result:
     """Logistic regression on normalised, standardised features of clean views; its weight decay is chosen on training
     images that are held out, then it is fitted on all of them."""
-    train, test = judged_splits(data)
+    train, test = evaluation_splits(data)
     known = features(train)
-    scale = Standardised.by(known)
-    layer, chosen = fit_chosen(scale(known), train.truth.to(known.device), len(data.classes))
+    scale = StandardScaler.fit(known)
+    layer, chosen = fit_linear(scale(known), train.truth.to(known.device), len(data.classes))
     protocol = {
         "classifier": "one linear layer, cross-entropy, LBFGS to convergence, weight decay on the weights",
         **chosen,
@@ -114,24 +114,24 @@ def evaluate_linear(features: FeatureExtractor, data: Dataset) -> Result:
         "test split": data.test_origin,
     }
     scores = layer(scale(features(test))).cpu()
-    return Result(judge_scores("linear", scores, test.truth), protocol)
+    return Result(top_k_accuracies("linear", scores, test.truth), protocol)
 
 
-def judge_scores(name: str, scores: Float[Tensor, "n c"], truth: Int[Tensor, " n"]) -> dict[str, Judged]:
+def top_k_accuracies(name: str, scores: Float[Tensor, "n c"], truth: Int[Tensor, " n"]) -> dict[str, Accuracy]:
     """Top-1, and top-5 where there are more than five classes."""
     ks = (1, 5) if scores.shape[1] > 5 else (1,)
-    return {f"{name} top-{k}": Judged(hits(scores, truth, k), truth) for k in ks}
+    return {f"{name} top-{k}": Accuracy(in_top_k(scores, truth, k), truth) for k in ks}
 
 
 @dataclass(frozen=True)
-class Standardised:
+class StandardScaler:
     """Features with mean 0 and variance 1 in every dimension, over the images that it was made by."""
 
     mean: Float[Tensor, " f"]
     deviation: Float[Tensor, " f"]
 
     @classmethod
-    def by(cls, features: Float[Tensor, "n f"]) -> Standardised:
+    def fit(cls, features: Float[Tensor, "n f"]) -> StandardScaler:
         deviation = features.std(0, correction=0)
         # What hardly moves in these images would be blown up without bounds in others.
         return cls(features.mean(0), deviation.clamp_min(max(_LEAST * float(deviation.median()), 1e-6)))
@@ -140,18 +140,20 @@ class Standardised:
         return (features - self.mean) / self.deviation
 
 
-def fit_chosen(features: Float[Tensor, "n f"], label: Int[Tensor, " n"], classes: int) -> tuple[Layer, dict[str, Any]]:
+def fit_linear(
+    features: Float[Tensor, "n f"], label: Int[Tensor, " n"], classes: int
+) -> tuple[LinearClassifier, dict[str, Any]]:
     """The layer with the weight decay that does best on images held out, fitted on all; and how that was chosen."""
     if len(label) < 2:
         raise BadInput(f"a linear layer needs two labelled training images or more, and there are {len(label)}")
-    folds = [aside.to(label.device) for aside in held_out(len(label))]
+    folds = [aside.to(label.device) for aside in validation_folds(len(label))]
     paths = [fit_path(features[~aside], label[~aside], classes, WEIGHT_DECAYS) for aside in folds]
     tried: dict[float, float] = {}
     with progress_bar("weight decays", len(WEIGHT_DECAYS) + 1) as at:
         for fits in zip(*paths, strict=True):
             decay = fits[0][0]
             right = [
-                hits(layer(features[aside]).cpu(), label[aside].cpu(), 1)
+                in_top_k(layer(features[aside]).cpu(), label[aside].cpu(), 1)
                 for (_, layer), aside in zip(fits, folds, strict=True)
             ]
             tried[decay] = 100 * float(torch.cat(right).double().mean())
@@ -170,7 +172,7 @@ def fit_chosen(features: Float[Tensor, "n f"], label: Int[Tensor, " n"], classes
     }
 
 
-def held_out(count: int) -> list[Bool[Tensor, " n"]]:
+def validation_folds(count: int) -> list[Bool[Tensor, " n"]]:
     """Which images to choose by: a tenth, or all of them in five folds where they are few."""
     chance = uniform(1, _HOLDING_OUT, torch.arange(count))[:, 0]
     if count >= _ENOUGH_FOR_A_TENTH:
@@ -181,7 +183,7 @@ def held_out(count: int) -> list[Bool[Tensor, " n"]]:
 
 def fit_path(
     features: Float[Tensor, "n f"], label: Int[Tensor, " n"], classes: int, weight_decays: Sequence[float]
-) -> Iterator[tuple[float, Layer]]:
+) -> Iterator[tuple[float, LinearClassifier]]:
     """Minimise mean cross-entropy + decay / 2 |W|², for each weight decay in turn, starting where the last one ended.
 
     To convergence by torch's L-BFGS with its line search, on whatever device the features are.
@@ -197,5 +199,5 @@ def fit_path(
             history_size=10,
             line_search_fn="strong_wolfe",
         )
-        optimiser.step(Objective(features, place, weight, bias, decay))
-        yield decay, Layer.of(weight, bias, present, classes)
+        optimiser.step(LogisticLoss(features, place, weight, bias, decay))
+        yield decay, LinearClassifier.from_present(weight, bias, present, classes)

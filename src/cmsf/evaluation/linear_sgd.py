@@ -12,10 +12,10 @@ from torch.nn.functional import cross_entropy, linear
 
 from cmsf.data import Dataset, Split, load_batches
 from cmsf.data.transforms import RandomCrop, normalize_pixels
-from cmsf.evaluation.features import FeatureExtractor, in_eval_mode, unit_features
-from cmsf.evaluation.linear import STANDARDISED, Layer, Standardised, fit_path, judge_scores
-from cmsf.evaluation.metrics import Judged, Result
-from cmsf.evaluation.splits import judged_splits
+from cmsf.evaluation.features import FeatureExtractor, eval_mode, unit_features
+from cmsf.evaluation.linear import STANDARDISED, LinearClassifier, StandardScaler, fit_path, top_k_accuracies
+from cmsf.evaluation.metrics import Accuracy, Result
+from cmsf.evaluation.splits import evaluation_splits
 from cmsf.utils.progress import track
 
 BATCH = 256
@@ -26,7 +26,7 @@ _SEED = 0
 
 
 @dataclass(frozen=True)
-class LinearCourse:
+class LinearSGDSchedule:
     """The paper's 40 epochs, lr 0.01, × 0.1 at 15 and 30: on ImageNet 200,000 steps.
 
     The few steps that a small set makes would stop it far from where it is going. Longer ones make up for them, as far
@@ -68,24 +68,24 @@ Batches = Iterator[tuple[int, Tensor, Tensor]]
 
 def evaluate_linear_sgd(features: FeatureExtractor, data: Dataset) -> Result:
     """One layer on normalised, standardised features of random crops, mirrored or not; and of the clean views alone."""
-    train, test = judged_splits(data)
+    train, test = evaluation_splits(data)
     known, asked = features(train), features(test)
-    scale, course = Standardised.by(known), LinearCourse(len(train))
+    scale, course = StandardScaler.fit(known), LinearSGDSchedule(len(train))
 
     def plan() -> Iterator[tuple[int, Tensor]]:
         return ((epoch, index) for epoch in range(course.epochs) for index in train.order(_SEED, epoch).split(BATCH))
 
     augmented = ((epoch, index, scale(seen)) for epoch, index, seen in _random_views(features, train, plan()))
     clean = ((epoch, index, scale(known[index.to(known.device)])) for epoch, index in plan())
-    judged: dict[str, Judged] = {}
+    judged: dict[str, Accuracy] = {}
     for name, batches in (("SGD", augmented), ("SGD clean", clean)):
         seen = track(batches, f"linear layer by {name}", course.epochs * course.steps_an_epoch)
         layer = fit_by_sgd(seen, known, train.truth, len(data.classes), course)
-        judged |= judge_scores(name, layer(scale(asked)).cpu(), test.truth)
+        judged |= top_k_accuracies(name, layer(scale(asked)).cpu(), test.truth)
     truth, count = train.truth.to(known.device), len(data.classes)
     ((_, converged),) = track(fit_path(scale(known), truth, count, (WEIGHT_DECAY,)), "linear layer by LBFGS", 1)
-    same = judge_scores("LBFGS", converged(scale(asked)).cpu(), test.truth)["LBFGS top-1"].figure
-    effect = judged["SGD top-1"].figure - judged["SGD clean top-1"].figure
+    same = top_k_accuracies("LBFGS", converged(scale(asked)).cpu(), test.truth)["LBFGS top-1"].percent
+    effect = judged["SGD top-1"].percent - judged["SGD clean top-1"].percent
     protocol = {
         "classifier": f"one linear layer from zero, cross-entropy, {course}",
         "augmentation": f"SGD: random resized crop of {SCALE[0]:g} to {SCALE[1]:g}, mirrored or not; SGD clean: none",
@@ -103,8 +103,8 @@ def evaluate_linear_sgd(features: FeatureExtractor, data: Dataset) -> Result:
 
 
 def fit_by_sgd(
-    batches: Batches, like: Float[Tensor, "n f"], label: Int[Tensor, " n"], classes: int, course: LinearCourse
-) -> Layer:
+    batches: Batches, like: Float[Tensor, "n f"], label: Int[Tensor, " n"], classes: int, course: LinearSGDSchedule
+) -> LinearClassifier:
     """`like` gives the features' width, type and device."""
     present, place = label.unique(return_inverse=True)
     weight = like.new_zeros(len(present), like.shape[1]).requires_grad_()
@@ -115,12 +115,12 @@ def fit_by_sgd(
         optimiser.zero_grad()
         cross_entropy(linear(features, weight, bias), place[index].to(like.device)).backward()
         optimiser.step()
-    return Layer.of(weight.detach(), bias.detach(), present.to(like.device), classes)
+    return LinearClassifier.from_present(weight.detach(), bias.detach(), present.to(like.device), classes)
 
 
 def _random_views(features: FeatureExtractor, split: Split, plan: Iterable[tuple[int, Tensor]]) -> Batches:
     """The network's features of one random view an image and epoch."""
     crop = RandomCrop(features.size, scale=SCALE)
-    with in_eval_mode(features.backbone) as backbone:
+    with eval_mode(features.backbone) as backbone:
         for batch in load_batches(split, plan, {0: crop}, seed=_SEED, device=features.device, workers=features.workers):
             yield batch.epoch, batch.index, unit_features(backbone, normalize_pixels(batch.crop(crop, 0)))

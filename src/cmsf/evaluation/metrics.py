@@ -1,10 +1,11 @@
-"""How right predictions are: the share that is, and its mean per class, each with an interval."""
+"""Accuracy and mean accuracy per class, each with a 95 % confidence interval over test images."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -13,14 +14,17 @@ from torch import Tensor
 
 ACCURACY, MEAN_PER_CLASS = "accuracy", "mean per class"
 _RESAMPLES = 1000
-INTERVAL = f"95 %, percentile bootstrap over test images, {_RESAMPLES} resamples"
-_AT_ONCE = 10_000_000
+INTERVAL = (
+    f"95 % over test images: accuracy by Wilson's score interval, mean per class by a percentile bootstrap of "
+    f"{_RESAMPLES} resamples"
+)
+_DRAWS_AT_ONCE = 1_000_000
 _SEED = 0
 
 
 @dataclass(frozen=True)
-class Measure:
-    """Per cent, and its 95 % bootstrap interval over test images."""
+class Estimate:
+    """Per cent, and its 95 % confidence interval."""
 
     value: float
     low: float
@@ -28,103 +32,115 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """Which of some test images a classifier got right, and their classes."""
+class Accuracy:
+    """Which test images were classified correctly, and their true classes."""
 
-    right: Bool[Tensor, " n"]
+    correct: Bool[Tensor, " n"]
     truth: Int[Tensor, " n"]
     per_class: bool = False
-    """Whether the figure to quote is the mean over classes, as some data sets have it."""
+    """Whether the mean over classes is quoted, as is usual for some data sets, and not the accuracy."""
 
     @property
-    def figure(self) -> float:
-        """Per cent."""
-        return class_mean(self.right, self.truth) if self.per_class else 100 * int(self.right.sum()) / len(self.right)
+    def percent(self) -> float:
+        """The figure to quote."""
+        if self.per_class:
+            return class_mean(self.correct, self.truth)
+        return 100 * int(self.correct.sum()) / len(self.correct)
 
     def report(self) -> dict[str, Any]:
         return {
             "quoted": MEAN_PER_CLASS if self.per_class else ACCURACY,
-            ACCURACY: asdict(share(self.right)),
-            MEAN_PER_CLASS: asdict(mean_per_class(self.right, self.truth)),
+            ACCURACY: asdict(accuracy_estimate(self.correct)),
+            MEAN_PER_CLASS: asdict(class_mean_estimate(self.correct, self.truth)),
         }
 
 
 @dataclass(frozen=True)
-class MeanOf:
-    """The mean of several sets' figures."""
+class MeanAccuracy:
+    """The mean of the figures of several data sets."""
 
-    parts: Sequence[Judged]
+    parts: Sequence[Accuracy]
 
     @property
-    def figure(self) -> float:
-        return sum(part.figure for part in self.parts) / len(self.parts)
+    def percent(self) -> float:
+        return sum(part.percent for part in self.parts) / len(self.parts)
 
     def report(self) -> dict[str, Any]:
-        """Its interval: half of each set's, in quadrature, for the sets have no images in common."""
+        """Adds the distances to the lower ends in quadrature, and those to the upper ends: the sets share no images."""
         reports = [part.report() for part in self.parts]
         quoted = [report[report["quoted"]] for report in reports]
-        half = math.hypot(*((one["high"] - one["low"]) / 2 for one in quoted)) / len(quoted)
+        below = math.hypot(*(part["value"] - part["low"] for part in quoted)) / len(quoted)
+        above = math.hypot(*(part["high"] - part["value"] for part in quoted)) / len(quoted)
         name = f"mean of {len(quoted)} sets"
-        return {"quoted": name, name: asdict(Measure(self.figure, self.figure - half, self.figure + half))}
+        return {"quoted": name, name: asdict(Estimate(self.percent, self.percent - below, self.percent + above))}
 
 
 @dataclass(frozen=True)
 class Result:
-    """What an evaluation found, by name, and all that is needed to repeat it."""
+    """The measures of an evaluation by name, and the protocol that is needed to repeat it."""
 
-    judged: Mapping[str, Judged | MeanOf]
+    measures: Mapping[str, Accuracy | MeanAccuracy]
     protocol: dict[str, Any]
 
     @property
     def accuracy(self) -> dict[str, float]:
         """Per cent."""
-        return {name: judged.figure for name, judged in self.judged.items()}
+        return {name: measure.percent for name, measure in self.measures.items()}
 
     def with_protocol(self, more: dict[str, Any]) -> Result:
         return replace(self, protocol=self.protocol | more)
 
     def report(self) -> dict[str, Any]:
-        """For a results file: the figures to quote, accuracy and mean per class with an interval, and the protocol."""
-        measures = {name: judged.report() for name, judged in self.judged.items()}
+        """Returns what is written to a results file: figures, measures with intervals, protocol."""
+        measures = {name: measure.report() for name, measure in self.measures.items()}
         return {"figures": self.accuracy, "measures": measures, "protocol": self.protocol | {"interval": INTERVAL}}
 
 
-def hits(scores: Float[Tensor, "n c"], truth: Int[Tensor, " n"], k: int) -> Bool[Tensor, " n"]:
-    """Whether the true class is among the k highest scores; equal scores go to the lower class, and NaN to nobody."""
-    mine = scores.gather(1, truth[:, None])
+def in_top_k(scores: Float[Tensor, "n c"], truth: Int[Tensor, " n"], k: int) -> Bool[Tensor, " n"]:
+    """Whether the true class is among the k highest scores. Ties go to the lower class; NaN is never correct."""
+    own = scores.gather(1, truth[:, None])
     earlier = torch.arange(scores.shape[1]) < truth[:, None]
-    return (((scores > mine) | ((scores == mine) & earlier)).sum(1) < k) & ~mine[:, 0].isnan()
+    return (((scores > own) | ((scores == own) & earlier)).sum(1) < k) & ~own[:, 0].isnan()
 
 
-def class_mean(right: Bool[Tensor, " n"], truth: Int[Tensor, " n"]) -> float:
-    """Per cent: the mean over classes of the share that is right within each."""
+def accuracy_estimate(correct: Bool[Tensor, " n"]) -> Estimate:
+    """The share of correct predictions, with Wilson's score interval (1927).
+
+    The interval of p = x / n holds every rate q with |p - q| ≤ z √(q (1 - q) / n). Unlike the bootstrap's, it has a
+    width where all or none are correct.
+    """
+    count = len(correct)
+    share = int(correct.sum()) / count
+    z = NormalDist().inv_cdf(0.975)
+    centre = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    # Bounded, for rounding may take an end that is 0 or 1 beyond it.
+    return Estimate(100 * share, 100 * max(0.0, centre - half), 100 * min(1.0, centre + half))
+
+
+def class_mean(correct: Bool[Tensor, " n"], truth: Int[Tensor, " n"]) -> float:
+    """Per cent: the mean over classes of the accuracy within each."""
     _, place = truth.unique(return_inverse=True)
-    return 100 * float((torch.bincount(place, right.double()) / torch.bincount(place)).mean())
+    return 100 * float((torch.bincount(place, correct.double()) / torch.bincount(place)).mean())
 
 
-def share(right: Bool[Tensor, " n"]) -> Measure:
-    """The share of right predictions."""
-    return _measure(right.double()[None], torch.ones(1, len(right), dtype=torch.float64))
+def class_mean_estimate(correct: Bool[Tensor, " n"], truth: Int[Tensor, " n"]) -> Estimate:
+    """The mean accuracy per class, with a percentile bootstrap over images.
 
-
-def mean_per_class(right: Bool[Tensor, " n"], truth: Int[Tensor, " n"]) -> Measure:
-    """The class mean with its interval."""
-    member = torch.stack([truth == number for number in truth.unique()]).double()
-    return _measure(right.double() * member, member)
-
-
-def _measure(right: Float[Tensor, "g n"], member: Float[Tensor, "g n"]) -> Measure:
-    """The mean over groups of right / member, for the images as they are and drawn anew with replacement."""
-    images = right.shape[1]
-    value = float((right.sum(1) / member.sum(1)).mean())
+    Some resamples at a time, each reduced to two counts a class: memory follows the images, not images × classes.
+    """
+    images = len(truth)
+    present, place = truth.unique(return_inverse=True)
+    cell = 2 * place + correct  # wrong and correct of a class, side by side
+    cells = 2 * len(present)
     generator = torch.Generator().manual_seed(_SEED)
     means = []
-    for some in torch.arange(_RESAMPLES).split(max(1, _AT_ONCE // images)):
-        drawn = torch.randint(images, (len(some), images), generator=generator)
-        times = torch.zeros(len(some), images, dtype=torch.float64)
-        times.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64))
-        there = times @ member.T
-        # A class that was not drawn says nothing of itself.
-        means.append(((times @ right.T) / there.clamp_min(1)).sum(1) / (there > 0).sum(1))
+    for block in torch.arange(_RESAMPLES).split(max(1, _DRAWS_AT_ONCE // images)):
+        drawn = cell[torch.randint(images, (len(block), images), generator=generator)]
+        drawn += cells * torch.arange(len(block))[:, None]
+        counts = drawn.flatten().bincount(minlength=len(block) * cells).view(len(block), -1, 2).double()
+        total = counts.sum(2)
+        # A class that was not drawn does not enter the mean.
+        means.append((counts[:, :, 1] / total.clamp_min(1)).sum(1) / (total > 0).sum(1))
     low, high = torch.cat(means).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return Measure(100 * value, 100 * low, 100 * high)
+    return Estimate(class_mean(correct, truth), 100 * low, 100 * high)

@@ -1,4 +1,4 @@
-"""What an evaluation can be judged by: images of both splits whose classes are known."""
+"""The images that an evaluation uses: those of both splits whose true classes are known."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cmsf.data import Dataset, Split
-from cmsf.evaluation.metrics import Judged
+from cmsf.evaluation.metrics import Accuracy
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """Images to judge a classifier by, and their true classes by the numbers of the labels."""
+class EvaluationSet:
+    """Test images for a classifier, and their true classes by the classifier's numbers."""
 
     split: Split
     truth: Int[Tensor, " n"]
 
     @classmethod
-    def of(cls, data: Dataset, names: Sequence[str] | None = None) -> HeldOut | None:
-        """names: what the classifier's classes are called; by default as the labels are."""
+    def of(cls, data: Dataset, names: Sequence[str] | None = None) -> EvaluationSet | None:
+        """names: of the classifier's classes; by default those of the labels. None where no class is known."""
         if data.test is None:
             return None
         truth = data.as_label(data.test.truth)
@@ -35,21 +35,20 @@ class HeldOut:
         known = (truth != UNKNOWN).nonzero()[:, 0]
         return cls(data.test.subset(known), truth[known]) if len(known) else None
 
-    def right(self, scores: Float[Tensor, "n c"]) -> Judged:
-        return Judged(scores.argmax(1) == self.truth, self.truth)
+    def accuracy(self, scores: Float[Tensor, "n c"]) -> Accuracy:
+        return Accuracy(scores.argmax(1) == self.truth, self.truth)
 
 
-def can_judge(data: Dataset) -> bool:
+def can_evaluate(data: Dataset) -> bool:
+    """Whether both splits have images with known classes."""
     return data.test is not None and len(data.train.with_truth) > 0 and len(data.test.with_truth) > 0
 
 
-def judged_splits(data: Dataset) -> tuple[Split, Split]:
-    """Training and test images with known classes; one message where there are none."""
-    if data.test is None or not can_judge(data):
-        what = "test" if len(data.train.with_truth) else "training"
-        raise BadInput(f"the {what} images of {data.name} have no labels to judge by; give labelled images with --data")
-    return _judged(data.train), _judged(data.test)
-
-
-def _judged(split: Split) -> Split:
-    return split if len(split.with_truth) == len(split) else split.subset(split.with_truth)
+def evaluation_splits(data: Dataset) -> tuple[Split, Split]:
+    """Returns the training and test images with known classes, or raises BadInput where there are none."""
+    if data.test is None or not can_evaluate(data):
+        split = "test" if len(data.train.with_truth) else "training"
+        raise BadInput(
+            f"the {split} images of {data.name} have no labels to evaluate with; give labelled images with --data"
+        )
+    return data.train.subset(data.train.with_truth), data.test.subset(data.test.with_truth)

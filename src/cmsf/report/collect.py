@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import torch
 
-from cmsf.analysis.collapse import Variety
+from cmsf.analysis.collapse import EmbeddingStats
 from cmsf.analysis.figures.confusion import confusion_figure
 from cmsf.analysis.figures.gallery import one_a_class_in_turn
-from cmsf.analysis.label_issues import LEAST, Suspect, against_truth, find_suspects
-from cmsf.analysis.neighbourhood import HISTOGRAM_TO, histogram, inspect, median_rank, rank_of_last
-from cmsf.analysis.per_class import PerClass, per_class
+from cmsf.analysis.label_issues import THRESHOLD, Suspect, compare_with_truth, find_label_issues
+from cmsf.analysis.neighbourhood import HISTOGRAM_TO, histogram, median_rank, neighbourhood_stats, rank_of_last
+from cmsf.analysis.per_class import ClassReport, class_report
 from cmsf.analysis.uniformity import alignment, uniformity
 from cmsf.data import Dataset, load_batches
 from cmsf.data.loader import worker_count
 from cmsf.evaluation import FeatureExtractor
-from cmsf.evaluation.features import BATCH, in_eval_mode, unit_features
+from cmsf.evaluation.features import BATCH, eval_mode, unit_features
 from cmsf.method.constraints import NearCompanion
 from cmsf.method.learner import Learner
 from cmsf.method.losses import FIRST
@@ -96,7 +96,7 @@ def collect_run(
 def _feature_stats(images: EmbeddedImages, seed: int) -> list[Stat]:
     """How the features of the training images lie on the sphere."""
     sample = images.train[permutation(len(images.train), seed, _SAMPLING)[:_SAMPLED]]
-    variety = Variety.of(sample)
+    variety = EmbeddingStats.of(sample)
     return [
         Stat("spread of features", f"{variety.spread:.2f}", "0 is a collapse, 1 all over the sphere"),
         Stat("effective rank of features", f"{variety.effective_rank:.1f}", f"of {sample.shape[1]} directions"),
@@ -109,7 +109,7 @@ def _alignment(learner: Learner, data: Dataset, extractor: FeatureExtractor, see
     view = learner.views[FIRST]
     sample = data.train.subset(permutation(len(data.train), seed, _SAMPLING)[:_QUERIES])
     views = []
-    with in_eval_mode(extractor.backbone):
+    with eval_mode(extractor.backbone):
         for epoch in (0, 1):
             plan = ((epoch, index) for index in torch.arange(len(sample)).split(BATCH))
             batches = load_batches(
@@ -125,7 +125,7 @@ def _bank_purity(learner: Learner, data: Dataset, seed: int) -> list[Stat]:
     if search is None or not learner.loss_fn.selects_neighbours or not len(query):
         return []
     chosen = bank.search(query, search.constraint, search.k, search.include_query)
-    seen = inspect(query, bank, search.constraint, chosen, data.train.truth, search.include_query)
+    seen = neighbourhood_stats(query, bank, search.constraint, chosen, data.train.truth, search.include_query)
     shares = [100 * float(purity.nanmean()) for purity in (seen.constrained, seen.unconstrained, seen.as_far)]
     if any(map(math.isnan, shares)):
         return []
@@ -155,21 +155,21 @@ def _ranks_by_size(learner: Learner, seed: int) -> list[Plot]:
     return [Plot(RELATED, "rank-by-size", "Ranks by the size of C", caption, rank_histogram(counts))]
 
 
-def collect_classes(images: EmbeddedImages) -> tuple[PerClass | None, list[str]]:
+def collect_classes(images: EmbeddedImages) -> tuple[ClassReport | None, list[str]]:
     """Returns the table of true classes, and what is missing of it."""
     data = images.data
     if not bool((data.train.truth != UNKNOWN).any()):
         return None, ["no true class is known, so there is no purity and no table of classes"]
     try:
         test_truth = None if data.test is None else data.test.truth
-        table = per_class(data.classes, images.train, data.train.truth, images.test, test_truth, images.graph)
+        table = class_report(data.classes, images.train, data.train.truth, images.test, test_truth, images.graph)
     except BadInput as error:
         return None, [f"there is no table of classes: {error}"]
     note = "no test image has a known class, so each training image is classified by all the others"
     return table, [note] if table.left_out else []
 
 
-def _confusion(table: PerClass, names: tuple[str, ...]) -> list[Plot]:
+def _confusion(table: ClassReport, names: tuple[str, ...]) -> list[Plot]:
     if not 1 < len(names) <= _LARGEST_CONFUSION:
         return []
     with plot_style():
@@ -185,18 +185,18 @@ def collect_suspects(pool: PoolBuilder) -> tuple[tuple[tuple[int, Suspect], ...]
     """Returns the likeliest suspects with their images on the page, how many there are in all, and what is missing."""
     data, train = pool.images.data, pool.images.train
     try:
-        labelled = find_suspects(lambda _: train[data.train.labelled], data, 0.0, pool.images.graph)
+        labelled = find_label_issues(lambda _: train[data.train.labelled], data, 0.0, pool.images.graph)
     except BadInput as error:
         return (), "", [f"labels were not checked: {str(error).split(';')[0]}"]
-    suspects = [suspect for suspect in labelled if suspect.score >= LEAST]
+    suspects = [suspect for suspect in labelled if suspect.score >= THRESHOLD]
     listed = suspects[: min(_LISTED, pool.max_images // _SUSPECT_SHARE)]
     about = (
-        f"{len(suspects):,} of {len(labelled):,} labels have a score of {LEAST:g} or above: another class has nine "
+        f"{len(suspects):,} of {len(labelled):,} labels have a score of {THRESHOLD:g} or above: another class has nine "
         "times their vote."
     )
     if len(listed) < len(suspects):
         about += f" The likeliest {len(listed)} are here; cmsf suspects writes them all."
-    hits = against_truth(labelled, LEAST)
+    hits = compare_with_truth(labelled, THRESHOLD)
     if hits is not None:
         about += (
             f" By the truth {hits.wrong:,} labels are wrong: {100 * hits.precision:.1f} % of the suspects are "

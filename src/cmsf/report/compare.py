@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from cmsf.analysis.figures.compute import Point, draw_runs, published_points
-from cmsf.evaluation.metrics import Measure
+from cmsf.evaluation.metrics import Estimate
 from cmsf.report.contents import RunReport, Stat
 from cmsf.report.plots import COLOURS, GREY, Plot, line_plot, plot_style
 from cmsf.runs.cost import Spent
@@ -19,7 +19,7 @@ _ACCURACIES = {"20-nn": "20-NN", "linear top-1": "linear", "SGD top-1": "linear 
 """What is plotted against compute, by its name in `Spent.reached`."""
 
 
-Rows = dict[str, list[Stat | Measure | None]]
+Rows = dict[str, list[Stat | Estimate | None]]
 """By what a row is about, a cell for each run; None where it says nothing."""
 
 
@@ -38,12 +38,12 @@ def comparison_table(runs: Sequence[RunReport]) -> dict[str, Rows]:
     return {title: rows for title, rows in groups.items() if rows}
 
 
-def _figures(run: RunReport, metric: str) -> dict[str, Measure]:
+def _figures(run: RunReport, metric: str) -> dict[str, Estimate]:
     tables = [table for table in run.results if table.metric == metric]
     return {name: measure for table in tables for name, measure in table.figures.items()}
 
 
-def _rows(by_run: Sequence[Mapping[str, Stat | Measure]]) -> Rows:
+def _rows(by_run: Sequence[Mapping[str, Stat | Estimate]]) -> Rows:
     labels = dict.fromkeys(label for cells in by_run for label in cells)
     return {label: [cells.get(label) for cells in by_run] for label in labels}
 

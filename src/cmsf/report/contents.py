@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cmsf.analysis.label_issues import Suspect
-from cmsf.analysis.per_class import PerClass
-from cmsf.evaluation.metrics import Measure
+from cmsf.analysis.per_class import ClassReport
+from cmsf.evaluation.metrics import Estimate
 from cmsf.report.plots import EpochLines, Plot
 from cmsf.runs.cost import Spent
 
@@ -104,7 +104,7 @@ class ResultTable:
 
     metric: str
     written: str
-    figures: Mapping[str, Measure]
+    figures: Mapping[str, Estimate]
     protocol: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -133,7 +133,7 @@ class RunReport:
     plots: tuple[Plot, ...] = ()
     images: ImagePool | None = None
     galleries: tuple[Gallery, ...] = ()
-    classes: PerClass | None = None
+    classes: ClassReport | None = None
     suspects: tuple[tuple[int, Suspect], ...] = ()
     about_suspects: str = ""
     results: tuple[ResultTable, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cmsf.analysis.far_neighbours import FarNeighbours, Ranked
+from cmsf.analysis.far_neighbours import FarNeighbours, RankedImages
 from cmsf.analysis.figures.gallery import one_a_class_in_turn
 from cmsf.method.learner import Learner
 from cmsf.method.losses import LoggedSearch
@@ -72,7 +72,7 @@ def _older_bank(pool: PoolBuilder, far: FarNeighbours) -> Gallery:
     return _gallery(pool, far.query, "Neighbours in the older bank", caption, strips)
 
 
-def _gallery(pool: PoolBuilder, query: Rows, title: str, caption: str, strips: dict[str, Ranked]) -> Gallery:
+def _gallery(pool: PoolBuilder, query: Rows, title: str, caption: str, strips: dict[str, RankedImages]) -> Gallery:
     truth, rows = pool.images.data.train.truth, []
     for line, own in enumerate(query.index.tolist()):
         number, drawn = pool.add(own), []

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cmsf.analysis.neighbourhood import HISTOGRAM_TO
-from cmsf.evaluation.metrics import Measure
+from cmsf.evaluation.metrics import Estimate
 from cmsf.recipes import get_recipe
 from cmsf.recipes.recipe import AUTO, Recipe, Resolved
 from cmsf.report.contents import ResultTable, RunReport, Setting, Stat
@@ -149,12 +149,12 @@ def _result(file: Path) -> ResultTable:
         raise BadInput(f"{file} is not what cmsf evaluate wrote") from None
 
 
-def _measure(value: Any, report: Any) -> Measure:
+def _measure(value: Any, report: Any) -> Estimate:
     quoted = report[report["quoted"]]
     numbers = [float(number) for number in (value, quoted["low"], quoted["high"])]
     if not all(map(math.isfinite, numbers)):
         raise ValueError("NaN or inf")
-    return Measure(*numbers)
+    return Estimate(*numbers)
 
 
 def _text(value: Any) -> str:

@@ -13,8 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from cmsf.analysis.figures.thumbnails import thumbnail
-from cmsf.analysis.label_issues import BALLOT
-from cmsf.analysis.neighbor_graph import Graph, graph_of
+from cmsf.analysis.label_issues import VOTE
+from cmsf.analysis.neighbor_graph import NeighborGraph, build_graph
 from cmsf.analysis.projection import projections
 from cmsf.data import Dataset, Split
 from cmsf.report.contents import ImagePool, Projection
@@ -38,13 +38,13 @@ class EmbeddedImages:
 
     data: Dataset
     features: Float[Tensor, "n f"]
-    graph: Graph
+    graph: NeighborGraph
 
     @classmethod
     def search(cls, data: Dataset, train: Float[Tensor, "n f"], test: Float[Tensor, "m f"] | None) -> EmbeddedImages:
         """Searches the features once, for as many neighbours as any part of the page asks for."""
         features = train if test is None else torch.cat([train, test])
-        return cls(data, features, graph_of(train, test, BALLOT.k))
+        return cls(data, features, build_graph(train, test, VOTE.k))
 
     @property
     def train(self) -> Float[Tensor, "n f"]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cmsf.data.sources.table import write_csv
-from cmsf.evaluation.finetune import TUNES, new_head
+from cmsf.evaluation.finetune import FINE_TUNE_MODES, make_head
 from cmsf.method.build import make_loss
 from cmsf.models.backbones import feature_width
 from cmsf.models.weights import load_strict, read_safetensors, save_weights
@@ -61,7 +61,7 @@ class ClassifierFolder(RunFolder):
             raise damaged
         classes, width, tune = about.get("classes"), about.get("features"), about.get("tune")
         named = isinstance(classes, list) and len(classes) > 1 and all(map(_is_name, classes))
-        if not named or type(width) is not int or not 0 < width < 2**20 or tune not in (*TUNES, ALONG):
+        if not named or type(width) is not int or not 0 < width < 2**20 or tune not in (*FINE_TUNE_MODES, ALONG):
             raise damaged
         return dict(about)
 
@@ -79,7 +79,7 @@ class ClassifierFolder(RunFolder):
         features = feature_width(backbone, self.recipe().backbone, self.recipe().size)
         if width != features:  # before a head of such a width takes memory
             raise BadInput(f"{self.classifier_file} is for {width} features, and the network has {features}")
-        head = nn.Linear(width, classes) if about["tune"] == ALONG else new_head(width, classes, tune=about["tune"])
+        head = nn.Linear(width, classes) if about["tune"] == ALONG else make_head(width, classes, mode=about["tune"])
         state = read_safetensors(self.head_file)
         head.to(next(backbone.parameters()).dtype)
         load_strict(head, state, self.head_file)

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cmsf.analysis.compute import Compute, Passes, share_of_pass
 from cmsf.analysis.published import IMAGENET_CLASSES, IMAGENET_IMAGES, IMAGENET_TEST_IMAGES
-from cmsf.evaluation.knn import BALLOTS
+from cmsf.evaluation.knn import VOTES
 from cmsf.method.build import embeds_clean_views, embeds_third_view, make_loss
 from cmsf.method.losses import EXTRA, SUPPORT
 from cmsf.models.backbones import Stem, feature_width, make_backbone
@@ -117,7 +117,7 @@ def spent(run: str | Path | RunFolder) -> Spent:
         epochs = step // steps
         rate = _number(line.get("images_per_second"))
         seconds.append(steps * recipe.batch_size / rate if rate else math.inf)
-        reached |= _reached(line, BALLOTS, epochs)
+        reached |= _reached(line, VOTES, epochs)
     whole = len(seconds) == epochs and math.isfinite(sum(seconds))
     return Spent(
         recipe,

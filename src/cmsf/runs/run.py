@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from cmsf.analysis.label_issues import LEAST, Suspect, find_suspects
+from cmsf.analysis.label_issues import THRESHOLD, Suspect, find_label_issues
 from cmsf.data import DataRequest, Dataset, Source, build_dataset, load_dataset, open_source
 from cmsf.data.loader import worker_count
 from cmsf.evaluation import (
     FeatureExtractor,
-    Few,
+    LabelSubset,
     Result,
     evaluate_few_labels,
     evaluate_knn,
@@ -27,12 +27,12 @@ from cmsf.evaluation import (
     evaluate_linear_sgd,
     evaluate_pixels,
     evaluate_retrieval,
-    listed,
-    seeded_shares,
+    seeded_subsets,
+    subset_from_list,
 )
-from cmsf.evaluation.predict import score_all
-from cmsf.evaluation.splits import HeldOut
-from cmsf.evaluation.transfer import TRIALS, evaluate_transfer, paper_suite, read_suite, searching
+from cmsf.evaluation.predict import predict_scores
+from cmsf.evaluation.splits import EvaluationSet
+from cmsf.evaluation.transfer import TRIALS, evaluate_transfer, make_search, paper_suite, read_suite
 from cmsf.method.build import initial_backbone, pretrained_weights
 from cmsf.recipes.recipe import AUTO, Recipe, Resolved
 from cmsf.runs.classifier_folder import ClassifierFolder
@@ -194,28 +194,28 @@ class Run:
     def _classifier(self, like: FeatureExtractor, data: str | Path | None) -> Result:
         folder, images = ClassifierFolder(self.path), self.data(data)
         names = folder.about()["classes"]
-        held_out = HeldOut.of(images, names)
+        held_out = EvaluationSet.of(images, names)
         if held_out is None:
             raise BadInput(f"no test image of {images.name} has a class that {self.path} knows, such as {names[0]!r}")
-        scores = score_all(folder.load_network(like.device), held_out.split, like)
+        scores = predict_scores(folder.load_network(like.device), held_out.split, like)
         protocol = {"transform": like.transform, "test images": len(held_out.split), "classes": len(names)}
-        return Result({CLASSIFIER: held_out.right(scores)}, protocol | {"test split": images.test_origin})
+        return Result({CLASSIFIER: held_out.accuracy(scores)}, protocol | {"test split": images.test_origin})
 
     def _few_labels(
         self, features: FeatureExtractor, data: str | Path | None, lists: Sequence[str | Path] = ()
     ) -> Result:
         images, seed = self.data(data), self.recipe.seed
-        few = seeded_shares(images, seed) if not lists else [self._few(Path(file), data) for file in lists]
+        few = seeded_subsets(images, seed) if not lists else [self._few(Path(file), data) for file in lists]
         return evaluate_few_labels(features, images, few, seed)
 
-    def _few(self, file: Path, data: str | Path | None) -> Few:
+    def _few(self, file: Path, data: str | Path | None) -> LabelSubset:
         """The training images that a list names, with the labels it gives them."""
         request = self.folder.request() if data is None else DataRequest.of(data)
         val = None if request.val is None else open_source(request.val)
         arranged = build_dataset(
             open_source(request.data), Recipe(seed=self.recipe.seed), labels=expand_user(file), val=val
         )
-        return listed(file, arranged, self.data(data))
+        return subset_from_list(file, arranged, self.data(data))
 
     def _transfer(
         self,
@@ -229,7 +229,7 @@ class Run:
         say = Screen().print
         sets = paper_suite(say) if suite is None else read_suite(expand_user(suite))
         folder, seed = self.folder.results / "transfer", self.recipe.seed
-        search = searching(folder, trials=trials, processes=max(1, workers), seed=seed, storage=storage, ray=ray)
+        search = make_search(folder, trials=trials, processes=max(1, workers), seed=seed, storage=storage, ray=ray)
         result = evaluate_transfer(features, sets, search, seed, trials, say)
         by = "Ray Tune, OptunaSearch, ASHA" if ray else "Optuna, TPE, successive halving"
         return result.with_protocol({"searched with": f"{by}, in {max(1, workers)} processes"})
@@ -238,7 +238,7 @@ class Run:
         self,
         data: str | Path | None = None,
         labels: str | Path | None = None,
-        least: float = LEAST,
+        least: float = THRESHOLD,
         device: str = "auto",
         workers: int | None = None,
     ) -> list[Suspect]:
@@ -251,7 +251,7 @@ class Run:
         features = FeatureExtractor(
             self.backbone(where), self.recipe.size, where, worker_count(workers), self.folder.features
         )
-        return find_suspects(features, images, least)
+        return find_label_issues(features, images, least)
 
     def relabelled(self, data: str | Path | None, labels: str | Path | None) -> Dataset:
         """The run's images or others, with the labels of a list instead of their own, where one is given."""

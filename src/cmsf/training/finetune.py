@@ -17,18 +17,18 @@ from cmsf.data import DataRequest, Dataset
 from cmsf.evaluation.calibration import calibration, confusion
 from cmsf.evaluation.features import FeatureExtractor
 from cmsf.evaluation.finetune import (
-    CONFIDENT,
+    CONFIDENCE_THRESHOLD,
     HEAD,
     LINEAR,
+    FineTuneMode,
+    FineTuneSettings,
     Round,
-    Tune,
-    TuningCourse,
     fine_tune_in_rounds,
-    new_classifier,
+    make_classifier,
 )
 from cmsf.evaluation.metrics import Result
-from cmsf.evaluation.predict import score_all
-from cmsf.evaluation.splits import HeldOut
+from cmsf.evaluation.predict import predict_scores
+from cmsf.evaluation.splits import EvaluationSet
 from cmsf.method.build import initial_backbone, pretrained_weights
 from cmsf.models.backbones import feature_width
 from cmsf.recipes.recipe import Resolved
@@ -46,10 +46,10 @@ class How:
     """What is asked of fine-tuning."""
 
     rounds: int
-    tune: Tune
+    tune: FineTuneMode
     random_weights: bool
     seed: int
-    course: TuningCourse
+    course: FineTuneSettings
 
 
 @dataclass(frozen=True)
@@ -83,23 +83,32 @@ def to_learn_from(data: Dataset) -> Dataset:
 
 
 def tune(
-    run: Run, data: Dataset, held_out: HeldOut | None, how: How, like: FeatureExtractor, say: Callable[[str], None]
+    run: Run,
+    data: Dataset,
+    held_out: EvaluationSet | None,
+    how: How,
+    like: FeatureExtractor,
+    say: Callable[[str], None],
 ) -> Tuned:
     """Fine-tune the network that `like` holds; the truth is for the figures that are said and kept alone."""
     width = feature_width(like.backbone, run.recipe.backbone, run.recipe.size)
-    network = new_classifier(like, width, len(data.label_names), how.seed, how.tune)
+    network = make_classifier(like, width, len(data.label_names), how.seed, how.tune)
     rounds, scores = [], None
     for done in fine_tune_in_rounds(
-        network, data.train, like, how.seed, rounds=how.rounds, tune=how.tune, course=how.course
+        network, data.train, like, how.seed, rounds=how.rounds, mode=how.tune, settings=how.course
     ):
-        scores = None if held_out is None else score_all(network, held_out.split, like)
+        scores = None if held_out is None else predict_scores(network, held_out.split, like)
         rounds.append(
-            _report(done, data, None if held_out is None or scores is None else held_out.right(scores).figure)
+            _report(done, data, None if held_out is None or scores is None else held_out.accuracy(scores).percent)
         )
         say(_in_words(rounds[-1]))
     if len(rounds) < how.rounds:
         left = len(data.train) - len(data.train.labelled)
-        why = f"none of {left} others is sure from {CONFIDENT:g} on" if left else "all training images are labelled"
+        why = (
+            f"none of {left} others is sure from {CONFIDENCE_THRESHOLD:g} on"
+            if left
+            else "all training images are labelled"
+        )
         say(f"{why}, so there is no round {len(rounds) + 1}")
     return Tuned(network, width, rounds, scores)
 
@@ -117,7 +126,7 @@ def write(
     recipe: Resolved,
     request: DataRequest,
     data: Dataset,
-    held_out: HeldOut | None,
+    held_out: EvaluationSet | None,
     how: How,
     like: FeatureExtractor,
     tuned: Tuned,
@@ -151,7 +160,7 @@ def write(
 def _write_figures(
     draft: ClassifierFolder,
     data: Dataset,
-    held_out: HeldOut,
+    held_out: EvaluationSet,
     how: How,
     like: FeatureExtractor,
     scores: Float[Tensor, "n c"],
@@ -167,7 +176,7 @@ def _write_figures(
         "test split": data.test_origin,
     }
     found = calibration(scores, held_out.truth)
-    report = Result({CLASSIFIER: held_out.right(scores)}, protocol).report()
+    report = Result({CLASSIFIER: held_out.accuracy(scores)}, protocol).report()
     draft.save_result(draft.results / f"{CLASSIFIER}.json", known | report | {"calibration": found.report()})
     counts = confusion(scores.argmax(1), held_out.truth, len(data.label_names))
     draft.save_confusion(counts, data.label_names)
@@ -185,7 +194,7 @@ def _about(data: Dataset, how: How, like: FeatureExtractor, tuned: Tuned) -> dic
         "seed": how.seed,
         "size": like.size,
         "transform": like.transform,
-        "confident from": CONFIDENT,
+        "confident from": CONFIDENCE_THRESHOLD,
         "rounds": tuned.rounds,
     }
 
@@ -201,14 +210,16 @@ def _report(done: Round, data: Dataset, test_accuracy: float | None) -> dict[str
         "confident": len(done.pseudo) if done.number > 1 else None,
         "pseudo-label accuracy": None if right is None else 100 * right,
         "test accuracy": test_accuracy,
-        "course": done.course,
+        "course": done.schedule,
     }
 
 
 def _in_words(report: dict[str, Any]) -> str:
     words = [f"round {report['round']}: {report['labelled']} labelled images"]
     if report["round"] > 1:
-        words[0] += f" and {report['confident']} of {report['unlabelled']} others, confident from {CONFIDENT:g} on"
+        words[0] += (
+            f" and {report['confident']} of {report['unlabelled']} others, confident from {CONFIDENCE_THRESHOLD:g} on"
+        )
         if report["pseudo-label accuracy"] is not None:
             words.append(f"{report['pseudo-label accuracy']:.2f} % of these pseudo-labels are right")
     if report["test accuracy"] is not None:

@@ -11,13 +11,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cmsf.analysis.collapse import Variety
-from cmsf.analysis.neighbourhood import Neighbourhood, histogram
+from cmsf.analysis.collapse import EmbeddingStats
+from cmsf.analysis.neighbourhood import NeighbourhoodStats, histogram
 from cmsf.analysis.pseudo_labels import summarise_guesses
 from cmsf.method.losses import LossOutput
 
 
-def step_line(epoch: int, output: LossOutput, inspected: Neighbourhood | None, variety: Variety) -> dict[str, Any]:
+def step_line(
+    epoch: int, output: LossOutput, inspected: NeighbourhoodStats | None, variety: EmbeddingStats
+) -> dict[str, Any]:
     neighbourhood = {} if inspected is None else _summary(inspected)
     return {"epoch": epoch, **output.scalars(), **neighbourhood, **asdict(variety)}
 
@@ -43,7 +45,7 @@ class EpochTotals:
     def add_guesses(self, counts: Int[Tensor, " counts"]) -> None:
         self.guesses = counts if not len(self.guesses) else torch.as_tensor(self.guesses).to(counts) + counts
 
-    def add_inspected(self, neighbourhood: Neighbourhood | None, variety: Variety) -> None:
+    def add_inspected(self, neighbourhood: NeighbourhoodStats | None, variety: EmbeddingStats) -> None:
         self.spreads.append(variety.spread)
         self.effective_ranks.append(variety.effective_rank)
         if neighbourhood is not None:
@@ -69,8 +71,8 @@ class EpochTotals:
             return {}
         ranks, everywhere = torch.tensor(self.ranks, dtype=torch.int64), _doubles(self.unconstrained)
         if not self.constrained:
-            return _summary(Neighbourhood(everywhere, everywhere, ranks, everywhere, chosen=False))
-        pooled = Neighbourhood(everywhere, _doubles(self.constrained), ranks, _doubles(self.as_far))
+            return _summary(NeighbourhoodStats(everywhere, everywhere, ranks, everywhere, chosen=False))
+        pooled = NeighbourhoodStats(everywhere, _doubles(self.constrained), ranks, _doubles(self.as_far))
         return {**_summary(pooled), "rank_histogram": histogram(ranks)}
 
     @classmethod
@@ -94,7 +96,7 @@ def _losses(output: LossOutput) -> dict[str, Tensor]:
     return {"loss": output.loss.detach()} | parts
 
 
-def _summary(neighbourhood: Neighbourhood) -> dict[str, float]:
+def _summary(neighbourhood: NeighbourhoodStats) -> dict[str, float]:
     """Returns mean purities, and the mean and median rank of the k-th constrained neighbour."""
     unconstrained = {"purity_unconstrained": float(neighbourhood.unconstrained.nanmean())}
     if not neighbourhood.chosen:

@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cmsf.analysis.collapse import RANK_FLOOR, CollapseWatch, Variety
+from cmsf.analysis.collapse import RANK_FLOOR, CollapseDetector, EmbeddingStats
 from cmsf.analysis.figures.gallery import draw_neighbours
-from cmsf.analysis.neighbourhood import Neighbourhood, inspect
+from cmsf.analysis.neighbourhood import NeighbourhoodStats, neighbourhood_stats
 from cmsf.analysis.pseudo_labels import count_guesses
 from cmsf.data import Dataset, Unreadable
 from cmsf.data.transforms import Batch
-from cmsf.evaluation.features import batch_count, clean_views, in_eval_mode
+from cmsf.evaluation.features import batch_count, clean_views, eval_mode
 from cmsf.method.learner import Diverged, Learner
 from cmsf.method.losses import LossOutput
 from cmsf.method.rows import Rows
@@ -65,7 +65,7 @@ class Trainer:
         self.validator = Validator(recipe, learner.encoders, data, self.device, workers)
         self.signals = SignalHandler()
         self.step, self.totals, self.metrics_length = 0, EpochTotals(), 0
-        self.collapse = CollapseWatch(0.0 if learner.loss_fn.learns_from_labels else RANK_FLOOR)
+        self.collapse = CollapseDetector(0.0 if learner.loss_fn.learns_from_labels else RANK_FLOOR)
         self.last_index = torch.empty(0, dtype=torch.int64)  # the images of the last batch
         self.checkpointer = Checkpointer(folder.checkpoints, recipe, learner, screen.print, options)
         if self.world.fail_together(lambda: self.checkpointer.load_latest(self._load_progress)):
@@ -82,7 +82,7 @@ class Trainer:
         """Restores what `_save_checkpoint` stored beside the learner, or raises CorruptCheckpoint."""
         try:
             totals = EpochTotals.from_state(progress["totals"])
-            self.collapse.go_on(progress["watch"])
+            self.collapse.load_state_dict(progress["watch"])
             step, length = progress["step"], progress["metrics_length"]
             if type(length) is not int or length < 0 or not 0 < step <= self.schedule.total:
                 raise ValueError(f"step {step} is not one of {self.schedule.total}")
@@ -183,7 +183,7 @@ class Trainer:
             self._log_step(epoch, query, output, {"lr": lr, "target_momentum": momentum})
 
     def _log_step(self, epoch: int, query: Rows, output: LossOutput, schedules: dict[str, float]) -> None:
-        neighbourhood, variety = self._inspect(query, output), Variety.of(query.embedding)
+        neighbourhood, variety = self._inspect(query, output), EmbeddingStats.of(query.embedding)
         self.totals.add_inspected(neighbourhood, variety)
         line = step_line(epoch, output, neighbourhood, variety) | schedules
         line["images_per_second"] = self.since_log.images_per_second(self.step, self.recipe.batch_size)
@@ -219,21 +219,23 @@ class Trainer:
         with self.signals.interruptible():
             return self.validator.validate()
 
-    def _inspect(self, query: Rows, output: LossOutput) -> Neighbourhood | None:
+    def _inspect(self, query: Rows, output: LossOutput) -> NeighbourhoodStats | None:
         """Returns purity and ranks of the neighbours that the loss chooses, or could; None where it has no bank."""
         watched, bank, neighbours = self.learner.loss_fn.logged_search, self.learner.bank, output.neighbours
         if watched is None:
             return None
         if neighbours is None:
             neighbours = bank.search(query, watched.constraint, watched.k, watched.include_query)
-        neighbourhood = inspect(query, bank, watched.constraint, neighbours, self.truth, watched.include_query)
+        neighbourhood = neighbourhood_stats(
+            query, bank, watched.constraint, neighbours, self.truth, watched.include_query
+        )
         return replace(neighbourhood, chosen=self.learner.loss_fn.selects_neighbours)
 
     def _embed_clean(self, index: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
         """Returns the target's embeddings of clean views, by its running BatchNorm statistics."""
         encoders, images = self.learner.encoders, self.data.train.subset(index.cpu())
         assert encoders.target is not None
-        with in_eval_mode(encoders.target):
+        with eval_mode(encoders.target):
             views = clean_views(images, self.recipe.size, self.device, self.workers)
 
             def embed() -> Float[Tensor, "m d"]:
@@ -248,8 +250,8 @@ class Trainer:
         if broken:
             raise Diverged("the weights are NaN or inf")
 
-    def _check_collapse(self, variety: Variety) -> None:
-        message = self.collapse.look(variety)
+    def _check_collapse(self, variety: EmbeddingStats) -> None:
+        message = self.collapse.update(variety)
         if message is None:
             return
         if self.options.on_collapse == "stop":
@@ -275,7 +277,7 @@ class Trainer:
         length = self.world.fail_together(self.log.synced_length)
         progress = {
             "totals": self.totals.state_dict(),
-            "watch": self.collapse.plain(),
+            "watch": self.collapse.state_dict(),
             "step": self.step,
             "metrics_length": length,
         }

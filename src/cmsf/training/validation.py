@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from cmsf.data import Dataset
-from cmsf.evaluation import FeatureExtractor, can_judge, evaluate_knn
-from cmsf.evaluation.predict import score_all
-from cmsf.evaluation.splits import HeldOut
+from cmsf.evaluation import FeatureExtractor, can_evaluate, evaluate_knn
+from cmsf.evaluation.predict import predict_scores
+from cmsf.evaluation.splits import EvaluationSet
 from cmsf.models.encoders import Encoders
 from cmsf.recipes.recipe import Resolved
 from cmsf.runs.classifier_folder import ALONG, ClassifierFolder
@@ -24,7 +24,7 @@ class Validator:
     def is_due(self, epochs: int) -> bool:
         """Whether to validate after so many epochs."""
         every = self.recipe.evaluate_every
-        return can_judge(self.data) and (epochs == self.recipe.epochs or bool(every and epochs % every == 0))
+        return can_evaluate(self.data) and (epochs == self.recipe.epochs or bool(every and epochs % every == 0))
 
     def validate(self) -> dict[str, float]:
         """Returns accuracies in per cent on the test images, by name."""
@@ -35,11 +35,11 @@ class Validator:
 
     def _classifier(self) -> dict[str, float]:
         """Returns the accuracy of the classifier that is trained along; empty where there is none."""
-        held_out = HeldOut.of(self.data)
+        held_out = EvaluationSet.of(self.data)
         if self.head is None or held_out is None:
             return {}
         network = nn.Sequential(self.backbone, self.head)
-        return {"classifier": held_out.right(score_all(network, held_out.split, self.features)).figure}
+        return {"classifier": held_out.accuracy(predict_scores(network, held_out.split, self.features)).percent}
 
     def save_classifier(self, folder: ClassifierFolder) -> None:
         if self.head is not None:

@@ -14,8 +14,8 @@ from cmsf.data.images import ArrayImages
 from cmsf.data.labels import Labels
 from cmsf.data.source import Source, SourceSplit
 from cmsf.evaluation.features import FeatureExtractor
-from cmsf.evaluation.linear import STANDARDISED, Standardised
-from cmsf.evaluation.metrics import Judged, MeanOf, Result, hits
+from cmsf.evaluation.linear import STANDARDISED, StandardScaler
+from cmsf.evaluation.metrics import Accuracy, MeanAccuracy, Result, in_top_k
 from cmsf.evaluation.transfer.search import Problem, Search, Watch
 from cmsf.evaluation.transfer.suite import MEAN, Division, TransferSet, class_names, divide, listed_parts, places
 from cmsf.evaluation.transfer.trial import fit
@@ -59,7 +59,7 @@ def evaluate_transfer(
     for one in prepared:
         for note in one.notes:
             say(f"{one.wanted.name}: {note}")
-    judged: dict[str, Judged | MeanOf] = {}
+    judged: dict[str, Accuracy | MeanAccuracy] = {}
     described = {}
     with progress_bar("transfer", len(prepared) * trials) as at:
         for number, one in enumerate(prepared):
@@ -72,9 +72,9 @@ def evaluate_transfer(
         finished = about["trials"]["complete"] + about["trials"]["pruned"]
         if finished > trials:
             say(f"{name}: {finished} trials were there already, more than the {trials} asked for; all count")
-    each = [one for one in judged.values() if isinstance(one, Judged)]
+    each = [one for one in judged.values() if isinstance(one, Accuracy)]
     if len(each) > 1:
-        judged[MEAN] = MeanOf(each)
+        judged[MEAN] = MeanAccuracy(each)
     protocol = {
         "classifier": "one linear layer from zero, cross-entropy, weight decay on the weights, LBFGS (max_iter 20, "
         "history 10)",
@@ -126,10 +126,10 @@ def prepare(wanted: TransferSet, source: Source, seed: int) -> Prepared:
 
 def _transfer(
     features: FeatureExtractor, prepared: Prepared, search: Search, watch: Watch
-) -> tuple[Judged, dict[str, Any]]:
+) -> tuple[Accuracy, dict[str, Any]]:
     wanted, labels, division = prepared.wanted, prepared.labels, prepared.division
     pool = torch.cat([features(_split(part)).cpu() for part in prepared.parts.values()])
-    scale = Standardised.by(pool[division.train])
+    scale = StandardScaler.fit(pool[division.train])
     problem = Problem(
         scale(pool[division.train]),
         labels.number[division.train],
@@ -142,10 +142,10 @@ def _transfer(
     study = f"{wanted.name}-{sha256((prepared.study + network).encode()).hexdigest()[:16]}"
     found = search(problem, study, watch)
     learned = torch.cat([division.train, division.val])
-    scale = Standardised.by(pool[learned])
+    scale = StandardScaler.fit(pool[learned])
     layer = fit(scale(pool[learned]), labels.number[learned], len(labels.names), found.best)
     truth = labels.number[division.test]
-    judged = Judged(hits(layer(scale(pool[division.test])), truth, 1), truth, wanted.per_class)
+    judged = Accuracy(in_top_k(layer(scale(pool[division.test])), truth, 1), truth, wanted.per_class)
     train, val, test = division.counts
     diverged = ["the last fit diverged, and was judged by its last finite weights"] if layer.diverged else []
     return judged, {

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from cmsf.evaluation.transfer.search import Found
-from cmsf.evaluation.transfer.study import FIRST_RUNG, REDUCTION, quietly
+from cmsf.evaluation.transfer.search import SearchResult
+from cmsf.evaluation.transfer.study import FIRST_RUNG, REDUCTION, quiet_optuna
 from cmsf.evaluation.transfer.trial import MOST_ITERATIONS, Draws, Problem, Settings, draw, run
 from cmsf.utils.errors import BadInput
 
 _VALUE, _ITERATION, _COMPLETE = "value", "iteration", "complete"
 
 
-def search_with_ray(problem: Problem, name: str, trials: int, folder: Path, processes: int, seed: int) -> Found:
+def search_with_ray(problem: Problem, name: str, trials: int, folder: Path, processes: int, seed: int) -> SearchResult:
     """Maximise the validation measure as `search` does, on the cluster of RAY_ADDRESS or a local one of `processes`.
 
     Goes on with what `folder` has under this name, by Tune's own restore: trials that were running begin anew. A
@@ -35,7 +35,7 @@ def search_with_ray(problem: Problem, name: str, trials: int, folder: Path, proc
     except ImportError:
         raise BadInput("searching with Ray needs Ray Tune; pip install cmsf[ray]") from None
     begun = time.monotonic()
-    with quietly(), _cluster(processes):
+    with quiet_optuna(), _cluster(processes):
         # Into the object store once; every worker maps it from there.
         trainable = tune.with_resources(tune.with_parameters(_trainable, problem=problem), {"cpu": 1})
         results = _tuner(trainable, name, trials, folder.resolve(), seed).fit()
@@ -48,7 +48,7 @@ def search_with_ray(problem: Problem, name: str, trials: int, folder: Path, proc
         raise BadInput(f"none of {len(rows)} trials was completed, {failed} failed; see {folder / name}")
     # Ray lists trials in no order to rely on: of equally good ones, the shortest.
     value, best = max(complete, key=lambda row: (row[0], -row[1]["iterations"], row[1]["lr"]))
-    return Found(
+    return SearchResult(
         Settings(**best),
         value,
         {"complete": len(complete), "pruned": len(rows) - len(complete) - failed, "failed": failed},

@@ -23,7 +23,7 @@ import torch
 from optuna.study import Study
 from optuna.trial import TrialState
 
-from cmsf.evaluation.transfer.study import begin, connect, counts, fail_left_over, finished, opened, quietly, work
+from cmsf.evaluation.transfer.study import begin, connect, counts, fail_left_over, finished, opened, quiet_optuna, work
 from cmsf.evaluation.transfer.trial import Problem, Settings
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import check_not_symlink
@@ -110,7 +110,7 @@ def _worker(
     torch.set_num_threads(1)
     problem = Problem(**safetensors.torch.load_file(file), classes=classes, per_class=per_class)
     try:
-        with quietly():
+        with quiet_optuna():
             work(begin(connect(where), name, problem, seed, prune), problem, trials)
     except KeyboardInterrupt:
         sys.exit(0)
@@ -129,14 +129,14 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-__all__ = ["Found", "Problem", "Settings", "Watch", "search"]
+__all__ = ["Problem", "SearchResult", "Settings", "Watch", "search"]
 
 Watch = Callable[[int, float | None], None]
 """Told now and then how many trials are finished, and the best measure so far."""
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The best settings of those that were fitted to their end, their validation measure in per cent, how many trials
     were complete, pruned and failed, and how long this call took."""
 
@@ -155,7 +155,7 @@ def search(
     seed: int,
     prune: bool = True,
     watch: Watch | None = None,
-) -> Found:
+) -> SearchResult:
     """Maximise the validation measure over iterations 1 … 1000, learning rate 1e-6 … 1, weight decay 1e-9 … 1, by TPE.
 
     Goes on with what `storage` (a journal file, or a database's URL) has under this name until `trials` are finished,
@@ -164,7 +164,7 @@ def search(
     if trials < 1:
         raise BadInput(f"a search needs at least 1 trial, not {trials}")
     begun = time.monotonic()
-    with quietly(), opened(storage) as kept:
+    with quiet_optuna(), opened(storage) as kept:
         study = begin(kept, name, problem, seed, prune)
         fail_left_over(study, storage)
         if finished(study) < trials:
@@ -181,7 +181,7 @@ def search(
         if not number["complete"]:
             raise BadInput(f"none of {finished(study)} trials was fitted to its end; ask for more than {trials}")
         best, value = study.best_trial, study.best_value
-    return Found(
+    return SearchResult(
         Settings(**best.params),
         value,
         {"complete": number["complete"], "pruned": number["pruned"], "failed": number["fail"]},
@@ -204,11 +204,11 @@ TRIALS = 200
 """The paper's."""
 _LONGEST = 80
 
-Search = Callable[[Problem, str, Watch], Found]
+Search = Callable[[Problem, str, Watch], SearchResult]
 """The best settings of a problem; the name is that of the study, and stands for this problem alone."""
 
 
-def searching(folder: Path, *, trials: int, processes: int, seed: int, storage: str | None, ray: bool) -> Search:
+def make_search(folder: Path, *, trials: int, processes: int, seed: int, storage: str | None, ray: bool) -> Search:
     """storage: the URL of a database that several machines may share; else each study is a journal in the folder."""
     if ray and storage is not None:
         raise BadInput("--storage is Optuna's, and Ray keeps its own; leave out one of --storage and --ray")

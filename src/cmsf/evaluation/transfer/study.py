@@ -33,7 +33,7 @@ from cmsf.utils.text import first_line
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
+def quiet_optuna() -> Iterator[None]:
     before = optuna.logging.get_verbosity()
     # What fails is raised as well.
     optuna.logging.set_verbosity(optuna.logging.ERROR)

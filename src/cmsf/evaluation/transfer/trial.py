@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cmsf.evaluation.linear import Layer, NotFinite, Objective
-from cmsf.evaluation.metrics import Judged, hits
+from cmsf.evaluation.linear import LinearClassifier, LogisticLoss, NonFiniteLoss
+from cmsf.evaluation.metrics import Accuracy, in_top_k
 
 _INNER = 20
 """Updates in one iteration, torch's default."""
@@ -32,8 +32,8 @@ def fit(
     label: Int[Tensor, " n"],
     classes: int,
     settings: Settings,
-    watch: Callable[[int, Layer], None] | None = None,
-) -> Layer:
+    watch: Callable[[int, LinearClassifier], None] | None = None,
+) -> LinearClassifier:
     """Minimise mean cross-entropy + weight_decay / 2 |W|² from zero, by `iterations` steps of torch's L-BFGS.
 
     `watch` sees the layer after every step. Ends early once converged, or diverged: then with the last weights whose
@@ -42,18 +42,18 @@ def fit(
     present, place = label.unique(return_inverse=True)
     weight = features.new_zeros(len(present), features.shape[1])
     bias = features.new_zeros(len(present))
-    objective = Objective(features, place, weight, bias, settings.weight_decay)
+    objective = LogisticLoss(features, place, weight, bias, settings.weight_decay)
     optimiser = torch.optim.LBFGS([weight, bias], lr=settings.lr, max_iter=_INNER, history_size=_HISTORY)
     good = weight.clone(), bias.clone()
 
-    def layer(diverged: bool = False) -> Layer:
-        return Layer.of(*(good if diverged else (weight, bias)), present, classes, diverged)
+    def layer(diverged: bool = False) -> LinearClassifier:
+        return LinearClassifier.from_present(*(good if diverged else (weight, bias)), present, classes, diverged)
 
     for iteration in range(1, settings.iterations + 1):
         asked = objective.asked
         try:
             optimiser.step(objective)
-        except NotFinite:
+        except NonFiniteLoss:
             return layer(diverged=True)
         # The step's last update is not followed by a loss of its own.
         if not (weight.isfinite().all() and bias.isfinite().all()):
@@ -106,9 +106,9 @@ def draw(trial: Draws) -> Settings:
     )
 
 
-def measure(layer: Layer, problem: Problem) -> float:
+def measure(layer: LinearClassifier, problem: Problem) -> float:
     """Per cent of validation images, or its mean over their classes."""
-    return Judged(hits(layer(problem.val), problem.val_label, 1), problem.val_label, problem.per_class).figure
+    return Accuracy(in_top_k(layer(problem.val), problem.val_label, 1), problem.val_label, problem.per_class).percent
 
 
 def rungs(iterations: int) -> list[int]:
@@ -120,7 +120,7 @@ def run(problem: Problem, settings: Settings, report: Callable[[int, float], Non
     """The measure after the fit; `report` has it at every rung that is reached, and may raise to end the trial."""
     looked_at = set(rungs(settings.iterations))
 
-    def watch(iteration: int, layer: Layer) -> None:
+    def watch(iteration: int, layer: LinearClassifier) -> None:
         if iteration in looked_at:
             report(iteration, measure(layer, problem))
 
