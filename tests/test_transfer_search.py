@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 
 from cmsf.evaluation.linear import LinearClassifier
 from cmsf.evaluation.transfer import study as study_module
-from cmsf.evaluation.transfer.search import Found, Problem, search
+from cmsf.evaluation.transfer.search import Problem, SearchResult, search
 from cmsf.evaluation.transfer.trial import Settings, fit, measure
 from cmsf.utils.errors import BadInput
 
@@ -101,7 +101,7 @@ def test_two_processes_share_the_trials_and_print_nothing_where_there_is_no_term
     assert len(finished(trials)) == 16
     assert found.trials["complete"] + found.trials["pruned"] == 16
     assert len({tuple(trial.params.values()) for trial in trials}) == len(trials)
-    assert isinstance(found, Found)
+    assert isinstance(found, SearchResult)
     assert isinstance(found.best, Settings)
     assert capfd.readouterr() == ("", "")
 
