@@ -14,6 +14,7 @@ from PIL import Image
 import cmsf
 from cmsf.cli import main
 from cmsf.data import Dataset, Images, Source, Unreadable, open_source
+from cmsf.data.images import FileImages, ResizedImages
 from cmsf.data.prepare import load_dataset as load_images
 from cmsf.recipes.recipe import Recipe
 from cmsf.utils.constants import UNKNOWN
@@ -145,12 +146,12 @@ def test_files_that_are_no_images_are_counted_and_said_by_suffix(tmp_path: Path)
     for name in others:
         (tmp_path / name).write_text("no image")
     (note,) = open_source(tmp_path).notes
-    assert note.startswith("9 files are no images and were left alone: 3 .txt, 2 .mp4, ")
+    assert note.startswith("9 files are not images and were left alone: 3 .txt, 2 .mp4, ")
     assert note.endswith("…")
     for name in others[3:]:
         (tmp_path / name).unlink()
     (tmp_path / "README").write_text("no image")
-    assert open_source(tmp_path).notes == ("4 files are no images and were left alone: 3 .txt, 1 no suffix",)
+    assert open_source(tmp_path).notes == ("4 files are not images and were left alone: 3 .txt, 1 no suffix",)
     assert load_dataset(tmp_path).notes == open_source(tmp_path).notes
 
 
@@ -258,7 +259,7 @@ def test_split_folders_are_splits_and_test_comes_first(folders: tuple[str, ...],
     assert all(path.startswith(f"{judged}/") for path in data.test.paths)
     assert data.test.truth.tolist() == sorted([0, 1] * sizes[judged])
     aside = len(folders) == 3
-    assert data.notes == ((f"val with {2 * sizes['val']} images is set aside; test is judged on",) if aside else ())
+    assert data.notes == ((f"val with {2 * sizes['val']} images is set aside; test is evaluated on",) if aside else ())
 
 
 @pytest.mark.parametrize("below", ["", "unknown/"])
@@ -269,15 +270,51 @@ def test_an_unlabelled_test_part_leaves_val_to_be_judged_on(below: str, tmp_path
         put(tmp_path / "test" / f"{below}{i}.png", i)
     data = load_dataset(tmp_path)
     assert data.test_origin == "4 images of val"
-    assert "test with 6 images is set aside; val is judged on" in data.notes
+    assert "test with 6 images is set aside; val is evaluated on" in data.notes
     assert (data.test.truth != UNKNOWN).all()
 
 
 def test_train_beside_trainval_is_refused(tmp_path: Path) -> None:
     for folder in ("train", "trainval"):
         put_classes(tmp_path / folder, "cat", "dog")
-    with pytest.raises(BadInput, match=r"both train/ and trainval/, which share images; move one of them away"):
+    with pytest.raises(BadInput, match=r"both train/ and trainval/, which may share images; move one of them away"):
         open_source(tmp_path)
+
+
+@pytest.mark.parametrize("folders", [("Train", "Test"), ("TRAIN", "VAL"), ("TrainVal", "test")])
+def test_split_folders_are_called_so_in_letters_of_any_case(folders: tuple[str, str], tmp_path: Path) -> None:
+    for folder, each in zip(folders, (5, 2), strict=True):
+        put_classes(tmp_path / folder, "cat", "dog", each=each)
+    data = load_dataset(tmp_path)
+    assert data.classes == ("cat", "dog")
+    assert (len(data.train), len(data.test)) == (10, 4)
+    assert all(path.startswith(f"{folders[0]}/") for path in data.train.paths)
+
+
+def test_two_folders_for_training_whose_names_differ_in_case_are_refused(tmp_path: Path) -> None:
+    for folder in ("train", "Train"):
+        put_classes(tmp_path / folder, "cat", "dog")
+    with pytest.raises(BadInput, match=r"both Train/ and train/, which may share images; move one of them away"):
+        open_source(tmp_path)
+
+
+def test_two_folders_of_one_test_split_are_joined_and_said(tmp_path: Path) -> None:
+    for folder in ("train", "Test", "test"):
+        put_classes(tmp_path / folder, "cat", "dog", each=2)
+    source = open_source(tmp_path)
+    assert {name: len(split) for name, split in source.splits.items()} == {"train": 4, "test": 8}
+    assert source.notes == ("Test and test are both test",)
+
+
+def test_a_part_of_resized_images_is_resized_too(tmp_path: Path) -> None:
+    for i in range(4):
+        put(tmp_path / f"{i}.png", i, size=(60, 40))
+    images = ResizedImages(FileImages(tmp_path, [f"{i}.png" for i in range(4)]), 20)
+    some = images.subset(torch.tensor([3, 1])).subset(torch.tensor([1, 0]))
+    assert some.paths == ["1.png", "3.png"]
+    for place, i in enumerate((1, 3)):
+        assert tuple(some.decode(place, 1000).shape) == (3, 20, 30)
+        assert torch.equal(some.decode(place, 1000), images.decode(i, 1000))
 
 
 def test_unlabelled_splits_have_no_classes(tmp_path: Path) -> None:

@@ -188,6 +188,8 @@ def test_names_of_shards_say_the_split(tmp_path: Path) -> None:
     assert list(alone.splits) == ["train"]
     folders = open_shards("::".join(_write_shards(tmp_path / name, 1, 2) for name in ("train", "test")))
     assert list(folders.splits) == ["train", "test"]
+    capitals = open_shards("::".join(_write_shards(tmp_path / "cased" / name, 1, 2) for name in ("Train", "TEST")))
+    assert list(capitals.splits) == ["train", "test"]
     latest = open_shards(_write_shards(tmp_path, 1, 2, "contest") + "::" + _write_shards(tmp_path, 1, 2, "trains"))
     assert list(latest.splits) == ["train"]
 
@@ -196,7 +198,7 @@ def test_the_second_start_goes_through_no_shard(tmp_path: Path, monkeypatch: pyt
     name = _write_shards(tmp_path, 2, 3)
     first = open_shards(name)
     with monkeypatch.context() as patched:
-        patched.setattr("cmsf.data.sources.shards.store.scanned", None)
+        patched.setattr("cmsf.data.sources.shards.scan_tar", None)
         again = open_shards(name)
     assert (again.train.names, list(again.train.images.paths)) == (first.train.names, list(first.train.images.paths))
     assert _reds(again.train.images) == [0, 1, 2, 3, 4, 5]
@@ -221,7 +223,7 @@ def test_what_cannot_be_opened_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     _write_shards(tmp_path, 2, 1)
     with pytest.raises(BadInput, match=r"3 of 5 shards are not there; the first is .*photos-002\.tar"):
         open_shards(f"{tmp_path}/photos-{{000..004}}.tar")
-    with pytest.raises(BadInput, match="cannot make sense"):
+    with pytest.raises(BadInput, match="cannot parse"):
         open_shards(f"{tmp_path}/${{NOWHERE}}.tar")
     _write(tmp_path / "text.tar", [("a.txt", b"a")])
     with pytest.raises(BadInput, match="no images in the 1 shards"):

@@ -133,7 +133,7 @@ def test_a_column_split_names_the_splits(folder: Path) -> None:
     assert (len(data.train), data.test_origin) == (3, "2 images of test")
     (note,) = data.notes
     assert note.startswith("val with 1 image")
-    assert note.endswith("is set aside; test is judged on")
+    assert note.endswith("is set aside; test is evaluated on")
 
 
 @pytest.mark.parametrize("name", ["val", "valid", "validation", "Val"])

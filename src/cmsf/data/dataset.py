@@ -1,4 +1,4 @@
-"""What a run learns from and is judged on: images in splits, with what is known of them."""
+"""The images that a run trains and is tested on, in splits, with truth and labels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cmsf.utils.progress import track
 class Split:
     """Images by a stable index: the position in this split.
 
-    pictures: decoded, or images that are decoded whenever they are read.
+    images: decoded, or decoded whenever they are read.
     truth: the source's own classes, for evaluation and analysis alone; UNKNOWN where there is none.
     label: what training may know. No loss sees anything else.
     """
@@ -35,55 +35,52 @@ class Split:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def read(self, index: Int[Tensor, " b"], enough: int) -> DecodedImages:
-        """Decoded images, on the CPU where they are of many sizes; files keep `enough` pixels a side at least."""
-        pictures = self.images
-        if isinstance(pictures, Images):
+    def read(self, index: Int[Tensor, " b"], min_side: int) -> DecodedImages:
+        """Returns decoded images, on the CPU where they differ in size; files keep at least `min_side` a side."""
+        images = self.images
+        if isinstance(images, Images):
             with ThreadPoolExecutor() as pool:
-                return list(pool.map(lambda i: pictures.decode(i, enough), index.tolist()))
-        return pictures[index] if isinstance(pictures, Tensor) else [pictures[i] for i in index.tolist()]
+                return list(pool.map(lambda i: images.decode(i, min_side), index.tolist()))
+        return images[index] if isinstance(images, Tensor) else [images[i] for i in index.tolist()]
 
     def subset(self, index: Int[Tensor, " b"]) -> Split:
         if torch.equal(index, torch.arange(len(self))):
             return self  # all of them, and no copy
-        if isinstance(self.images, Images):
-            pictures: DecodedImages | Images = self.images.subset(index)
-        else:
-            pictures = self.read(index, 0)
-        return Split(pictures, [self.paths[i] for i in index.tolist()], self.truth[index], self.label[index])
+        images = self.images.subset(index) if isinstance(self.images, Images) else self.read(index, 0)
+        return Split(images, [self.paths[i] for i in index.tolist()], self.truth[index], self.label[index])
 
     def order(self, seed: int, epoch: int) -> Int[Tensor, " n"]:
-        """In what order an epoch goes through the images."""
+        """Returns the order in which an epoch goes through the images."""
         return epoch_order(self.images.blocks if isinstance(self.images, Images) else None, len(self), seed, epoch)
 
     def fingerprint(self) -> str | None:
-        """A hash of the pixels in memory, or of what is known of images that are not; None where nothing is."""
-        pictures, found = self.images, sha256()
+        """Returns a hash of the pixels in memory, or of what is known of images that are not; None: nothing is."""
+        images, digest = self.images, sha256()
         for i in track(range(len(self)), "looking for changes", len(self)):
-            if isinstance(pictures, Images):
-                mark = pictures.mark(i)
-                if mark is None:
+            if isinstance(images, Images):
+                fingerprint = images.fingerprint(i)
+                if fingerprint is None:
                     return None
-                found.update(sha256(mark).digest())
+                digest.update(sha256(fingerprint).digest())
             else:
-                found.update(repr(tuple(pictures[i].shape)).encode())
-                found.update(pictures[i].contiguous().numpy().data)
-        return found.hexdigest()
+                digest.update(repr(tuple(images[i].shape)).encode())
+                digest.update(images[i].contiguous().numpy().data)
+        return digest.hexdigest()
 
     @property
     def with_truth(self) -> Int[Tensor, " m"]:
-        """The images whose true class is known."""
+        """Indices of the images whose true class is known."""
         return (self.truth != UNKNOWN).nonzero()[:, 0]
 
     @property
     def labelled(self) -> Int[Tensor, " m"]:
-        """The images whose label training may know."""
+        """Indices of the images whose label training may know."""
         return (self.label != UNKNOWN).nonzero()[:, 0]
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images to learn from, and images to test on that are never learned from (none where nothing is labelled)."""
+    """Images to train on, and others to test on (none where nothing is labelled)."""
 
     name: str
     classes: tuple[str, ...]
@@ -103,20 +100,24 @@ class Dataset:
     groups: Mapping[str, str] = field(default_factory=dict)
     """What each class is called as a label, where labels are coarse."""
 
+    def splits(self) -> list[tuple[str, Split]]:
+        """Returns train, and test where there is one, by name."""
+        return [("train", self.train), *([] if self.test is None else [("test", self.test)])]
+
     def as_label(self, truth: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-        """True classes by the numbers of `label`, UNKNOWN where no label is called so; for analysis and judging."""
-        number = {name: place for place, name in enumerate(self.label_names)}
-        called = [number.get(self.groups.get(name, name), UNKNOWN) for name in self.classes]
-        return torch.tensor([*called, UNKNOWN])[truth]  # the last is for UNKNOWN, which is -1
+        """Returns true classes by the numbers of `label`, UNKNOWN where no label is called so; never for training."""
+        number = {name: i for i, name in enumerate(self.label_names)}
+        numbers = [number.get(self.groups.get(name, name), UNKNOWN) for name in self.classes]
+        return torch.tensor([*numbers, UNKNOWN])[truth]  # the last is for UNKNOWN, which is -1
 
     def unlabelled_classes(self) -> list[str]:
-        """Classes of the images, under their names as labels, of which no training image is labelled.
+        """Returns classes of the images, by their names as labels, of which no training image is labelled.
 
         None where labels have names of their own, for then nobody knows what is missing.
         """
         train = self.train
-        there = train.truth if self.test is None else torch.cat([train.truth, self.test.truth])
-        wanted = [self.classes[number] for number in there[there != UNKNOWN].unique().tolist()]
+        truth = torch.cat([split.truth for _, split in self.splits()])
+        wanted = [self.classes[number] for number in truth[truth != UNKNOWN].unique().tolist()]
         named = {self.label_names[number] for number in train.label[train.labelled].unique().tolist()}
         expected = dict.fromkeys(self.groups.get(name, name) for name in wanted)
         return [name for name in expected if name not in named] if named & expected.keys() else []

@@ -12,7 +12,7 @@ from cmsf.data.source import Source
 from cmsf.data.sources.folder import open_folder
 from cmsf.data.sources.hugging_face import holds_images, is_saved_dataset, open_hugging_face
 from cmsf.data.sources.npz import open_npz
-from cmsf.data.sources.shards import open_shards, runs_commands
+from cmsf.data.sources.shards import open_shards, runs_command
 from cmsf.data.sources.table import TABLE_SUFFIXES, open_table
 from cmsf.data.sources.torchvision import is_on_disk, open_torchvision
 from cmsf.utils.errors import BadInput, did_you_mean
@@ -58,7 +58,7 @@ class DataRequest:
     def runs_command(self) -> bool:
         """Whether opening it runs a shell command, as webdataset's pipe: does."""
         shards = [name.removeprefix("wds:") for name in (self.data, self.val or "") if name.startswith("wds:")]
-        return any(runs_commands(rest) for rest in shards)
+        return any(runs_command(rest) for rest in shards)
 
     def missing_download(self) -> str | None:
         """What of it torchvision would download, into a folder that it may name itself."""

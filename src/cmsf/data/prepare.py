@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from jaxtyping import Int, UInt8
-from PIL import Image
+from jaxtyping import Int
 from torch import Tensor
 
 from cmsf.data.dataset import Dataset, Split
 from cmsf.data.decoding import shrink
-from cmsf.data.images import ArrayImages, FileImages, Images, Unreadable, unreadable_message
+from cmsf.data.images import ArrayImages, FileImages, Images, ResizedImages, Unreadable, unreadable_message
 from cmsf.data.labels import Labels, modify_labels, read_groups
 from cmsf.data.source import Source, SourceSplit, sort_classes
 from cmsf.data.sources.table import match_labels, match_listed
@@ -29,9 +28,17 @@ from cmsf.utils.rng import uniform
 
 STORED_SCALE = 2
 """Decoded photos keep a shorter side of this many times the view: the rest would never be seen."""
-_MOST_OF_MEMORY = 0.5
-_HELD_OUT_SHARE = 10
-_HOLDING_OUT = 0x5917 << 40  # what this use of the hash is for; no epoch is ever so high
+_MAX_MEMORY_SHARE = 0.5
+_TEST_FRACTION = 10  # one in so many
+_SPLITTING = 0x5917 << 40  # what this use of the hash is for; no epoch is ever so high
+
+
+@dataclass(frozen=True)
+class SeenImages:
+    """By path: images that a run was tested on, and images whose label it was trained with."""
+
+    test: Set[str]
+    labelled: Set[str]
 
 
 def load_dataset(
@@ -44,20 +51,12 @@ def load_dataset(
     known_broken: Collection[tuple[str, str]] | None = None,
     seen: SeenImages | None = None,
 ) -> Dataset:
-    """Images to train on at `size`, and to test on, with labels as the recipe and a list of labels say.
+    """Returns images to train on with views of `size` pixels, and to test on, decoded where they fit into memory.
 
+    labels, val, seen: as for `build_dataset`.
     known_broken: splits and paths found unreadable before, so that files need not be checked again.
-    seen: what a run has made of the same images before.
     """
-    return _read(build_dataset(source, recipe, labels=labels, val=val, seen=seen), recipe, size, known_broken)
-
-
-@dataclass(frozen=True)
-class SeenImages:
-    """By path: images that a run was tested on, and images that it was taught the label of."""
-
-    test: Set[str]
-    taught: Set[str]
+    return _decode(build_dataset(source, recipe, labels=labels, val=val, seen=seen), recipe, size, known_broken)
 
 
 def build_dataset(
@@ -68,103 +67,69 @@ def build_dataset(
     val: Source | None = None,
     seen: SeenImages | None = None,
 ) -> Dataset:
-    """Splits and labels, nothing decoded yet.
+    """Returns splits and labels, with nothing decoded yet.
 
     labels: a list that replaces the source's own, which then are the truth, for evaluation and analysis alone. A
     source without labels of its own takes the list's as the truth too.
     val: a source to test on, instead of a split of the source or a tenth of its labelled images.
+    seen: what a run has made of the same images before.
     """
     notes = list(source.notes)
-    train, test, origin = _train_and_test(source, val, notes)
-    given = None if labels is None else read_label_list(source, labels)
-    own = any(name is not None for part in source.splits.values() for name in part.names)
-    if given is not None and not own:
-        source = _with_names(source, given)
-        train, test, origin = _train_and_test(source, val, notes=[])
+    listed = None if labels is None else read_label_list(source, labels)
+    if listed is not None and not source.is_labelled:
+        source = source.with_labels(listed)
     classes = (*source.classes, *sort_classes({*(() if val is None else val.classes)} - {*source.classes}))
-    truth = Labels.from_names(train.names, classes)
-    label = truth if given is None else Labels.from_names(given["train"])
-    everything = Split(train.images, train.images.paths, truth.number, label.number)
-    if test is None:
-        everything, held_out, origin = train_test_split(everything, recipe.seed, seen)
-        lost = 0 if held_out is None or given is None else len(held_out.labelled)
+    truth = Labels.from_names(source.train.names, classes)
+    label = truth if listed is None else Labels.from_names(listed["train"])
+    train = Split(source.train.images, source.train.images.paths, truth.number, label.number)
+    provided, origin = _provided_test_split(source, val, notes)
+    if provided is None:
+        train, test, origin = train_test_split(train, recipe.seed, seen)
+        lost = 0 if test is None or listed is None else len(test.labelled)
         if lost:
-            notes.append(f"{lost} of {lost + len(everything.labelled)} listed labels are of held-out test images")
+            notes.append(f"{lost} of {lost + len(train.labelled)} listed labels are of held-out test images")
     else:
-        number = Labels.from_names(test.names, classes).number
-        held_out = Split(test.images, test.images.paths, number, number)
-        if not len(held_out.with_truth):
-            notes.append("the test images have no labels, so nothing will be judged by them")
-    if held_out is not None:  # what is tested on has nothing to teach
-        held_out = replace(held_out, label=torch.full_like(held_out.label, UNKNOWN))
-    clean = modify_labels(
-        Labels(everything.label, label.names),
-        coarse=recipe.coarse_labels,
-        share=recipe.label_share,
-        per_class=recipe.labels_per_class,
-        seed=recipe.seed,
-    )
-    label = modify_labels(clean, noise=recipe.label_noise, seed=recipe.seed)
-    if recipe.label_noise:
-        replaced, known = int((label.number != clean.number).sum()), int(clean.known.sum())
-        notes.append(f"{replaced} of {known} labels were replaced by noise ({100 * replaced / max(1, known):.2f} %)")
-    everything = replace(everything, label=label.number)
+        number = Labels.from_names(provided.names, classes).number
+        test = Split(provided.images, provided.images.paths, number, number)
+        if not len(test.with_truth):
+            notes.append("the test images have no labels, so nothing will be evaluated on them")
+    if test is not None:  # what is tested on has nothing to teach
+        test = replace(test, label=torch.full_like(test.label, UNKNOWN))
+    label = _training_labels(Labels(train.label, label.names), recipe, notes)
+    train = replace(train, label=label.number)
     groups = {} if recipe.coarse_labels == "none" else read_groups(recipe.coarse_labels)
-    return Dataset(source.name, classes, label.names, everything, held_out, origin, tuple(notes), groups=groups)
+    return Dataset(source.name, classes, label.names, train, test, origin, tuple(notes), groups=groups)
 
 
-class ResizedImages(Images):
-    """Images at the size at which memory keeps them."""
-
-    def __init__(self, images: Images, size: int) -> None:
-        self.images, self.paths, self.largest_side = images, images.paths, STORED_SCALE * size
-
-    def open(self, i: int) -> Image.Image:
-        return self.images.open(i)
-
-    def decode(self, i: int, enough: int) -> UInt8[Tensor, "3 h w"]:
-        return shrink(self.images.decode(i, self.largest_side), self.largest_side)
-
-
-def inference_split(part: SourceSplit, size: int, cache: str) -> Split:
-    """A part of any source, to be read once and in order, its pixels those that a run with this cache would see."""
-    if isinstance(part.images, ArrayImages):
-        images: DecodedImages | Images = part.images.tensor
-    else:
-        images = ResizedImages(part.images, size) if cache == "ram" else part.images
-    nothing = torch.full((len(part),), UNKNOWN)
-    return Split(images, part.images.paths, nothing, nothing)
-
-
-def train_test_split(everything: Split, seed: int, seen: SeenImages | None = None) -> tuple[Split, Split | None, str]:
-    """A tenth of the images with a class becomes the test split, by a hash; others have nothing to be tested by.
+def train_test_split(images: Split, seed: int, seen: SeenImages | None = None) -> tuple[Split, Split | None, str]:
+    """Holds out a tenth of the images with a true class, by a hash; returns train, test and where test comes from.
 
     A class keeps its last label for training. What a run has held out before stays held out; and where it has held out
-    nothing that can be judged now, no image is tested on whose label it was taught.
+    nothing whose class is known now, no image is tested on whose label it was trained with.
     """
-    judged = everything.with_truth
-    if not len(judged):
-        return everything, None, "none: the images have no labels"
-    origin = f"of {len(judged)} labelled images, held out by seed {seed}"
-    before = [] if seen is None else [i for i in judged.tolist() if everything.paths[i] in seen.test]
+    candidates = images.with_truth
+    if not len(candidates):
+        return images, None, "none: the images have no labels"
+    origin = f"of {len(candidates)} labelled images, held out by seed {seed}"
+    before = [] if seen is None else [i for i in candidates.tolist() if images.paths[i] in seen.test]
     if before:
         test = torch.tensor(before)
     else:
-        taught: Set[str] = frozenset() if seen is None else seen.taught
-        free = judged[_where([everything.paths[i] not in taught for i in judged.tolist()])]
-        count = -(-len(judged) // _HELD_OUT_SHARE)
-        chance = uniform(1, seed, _HOLDING_OUT, torch.arange(len(everything)))[:, 0]
-        test = _leaving_a_label(everything.label, free[chance[free].argsort(stable=True)[:count]]).sort().values
+        labelled: Set[str] = frozenset() if seen is None else seen.labelled
+        free = candidates[_where([images.paths[i] not in labelled for i in candidates.tolist()])]
+        count = -(-len(candidates) // _TEST_FRACTION)
+        chance = uniform(1, seed, _SPLITTING, torch.arange(len(images)))[:, 0]
+        test = _keep_a_label(images.label, free[chance[free].argsort(stable=True)[:count]]).sort().values
         origin += "" if seen is None else "; the run has seen them without their labels"
     if not len(test):
-        return everything, None, "none: each class has but one label"
-    index = torch.arange(len(everything))
+        return images, None, "none: each class has but one label"
+    index = torch.arange(len(images))
     train = index[~torch.isin(index, test)]
-    return everything.subset(train), everything.subset(test), f"{len(test)} {origin}"
+    return images.subset(train), images.subset(test), f"{len(test)} {origin}"
 
 
-def _leaving_a_label(label: Int[Tensor, " n"], chosen: Int[Tensor, " m"]) -> Int[Tensor, " k"]:
-    """Those of the chosen images that can be spared: of a class with all its labels among them, one is not."""
+def _keep_a_label(label: Int[Tensor, " n"], chosen: Int[Tensor, " m"]) -> Int[Tensor, " k"]:
+    """Returns the chosen images but for one of each class that would have no label left."""
     taken = torch.zeros(len(label), dtype=torch.bool)
     taken[chosen] = True
     left = set(label[~taken].tolist())
@@ -177,63 +142,87 @@ def _leaving_a_label(label: Int[Tensor, " n"], chosen: Int[Tensor, " m"]) -> Int
     return torch.tensor(spared[::-1], dtype=torch.int64)
 
 
-def _train_and_test(
-    source: Source, val: Source | None, notes: list[str]
-) -> tuple[SourceSplit, SourceSplit | None, str]:
+def _provided_test_split(source: Source, val: Source | None, notes: list[str]) -> tuple[SourceSplit | None, str]:
+    """Returns the split to test on and where it comes from, or None where it has to be held out."""
     if val is not None:
-        part = next(val.splits[name] for name in ("test", "val", "train") if name in val.splits)
-        unused = [f"{name} ({len(part)} images)" for name, part in source.splits.items() if name != "train"]
+        split = next(val.splits[name] for name in ("test", "val", "train") if name in val.splits)
+        unused = [f"{name} ({len(split)} images)" for name, split in source.splits.items() if name != "train"]
         if unused:
             notes.append(f"--val takes the place of {' and '.join(unused)} of {source.name}")
-        return source.train, part, f"{len(part)} images of {val.name}"
-    there = [name for name in ("test", "val") if name in source.splits]
-    if not there:
-        return source.train, None, ""
-    # The test images of a challenge have no labels; then val is what one is judged on.
-    chosen, *aside = sorted(there, key=lambda name: not any(source.splits[name].names))
-    notes += [f"{name} with {len(source.splits[name])} images is set aside; {chosen} is judged on" for name in aside]
-    return source.train, source.splits[chosen], f"{len(source.splits[chosen])} images of {chosen}"
+        return split, f"{len(split)} images of {val.name}"
+    present = [name for name in ("test", "val") if name in source.splits]
+    if not present:
+        return None, ""
+    # The test images of a challenge have no labels; then val is what one evaluates on.
+    chosen, *aside = sorted(present, key=lambda name: not any(source.splits[name].names))
+    notes += [f"{name} with {len(source.splits[name])} images is set aside; {chosen} is evaluated on" for name in aside]
+    return source.splits[chosen], f"{len(source.splits[chosen])} images of {chosen}"
+
+
+def _training_labels(labels: Labels, recipe: Recipe, notes: list[str]) -> Labels:
+    """Returns the labels as the recipe wants them: coarser, fewer, noisier."""
+    clean = modify_labels(
+        labels,
+        coarse=recipe.coarse_labels,
+        share=recipe.label_share,
+        per_class=recipe.labels_per_class,
+        seed=recipe.seed,
+    )
+    noisy = modify_labels(clean, noise=recipe.label_noise, seed=recipe.seed)
+    if recipe.label_noise:
+        replaced, known = int((noisy.number != clean.number).sum()), int(clean.known.sum())
+        notes.append(f"{replaced} of {known} labels were replaced by noise ({100 * replaced / max(1, known):.2f} %)")
+    return noisy
+
+
+def inference_split(split: SourceSplit, size: int | None = None) -> Split:
+    """Returns a split of any source without labels, to be read once.
+
+    size: reads pixels as a run with views of this size sees them that keeps images in memory; None: as they are.
+    """
+    images: DecodedImages | Images = split.images
+    if isinstance(images, ArrayImages):
+        images = images.tensor
+    elif size is not None:
+        images = ResizedImages(split.images, STORED_SCALE * size)
+    unknown = torch.full((len(split),), UNKNOWN)
+    return Split(images, split.images.paths, unknown, unknown)
 
 
 def read_label_list(source: Source, file: Path) -> dict[str, list[str | None]]:
-    """What a list says of each part's images."""
+    """Returns the listed label of every image, by split; None for a blank or where it is not listed."""
     return match_labels(file, *_paths(source))
 
 
 def read_label_rows(source: Source, file: Path) -> dict[str, dict[int, str | None]]:
-    """What a list says of those images of each part that it names, by their places."""
+    """Returns the label of each image that is listed, by split and index; None for a blank."""
     return match_listed(file, *_paths(source))
 
 
 def _paths(source: Source) -> tuple[dict[str, Sequence[str]], Path | None]:
-    """By part, and the folder that they are relative to, where there is one."""
+    """Returns paths by split, and the folder that they are relative to, where there is one."""
     images = source.train.images
-    paths = {name: part.images.paths for name, part in source.splits.items()}
+    paths = {name: split.images.paths for name, split in source.splits.items()}
     return paths, images.root if isinstance(images, FileImages) else None
 
 
-def _with_names(source: Source, given: dict[str, list[str | None]]) -> Source:
-    parts = {name: SourceSplit(part.images, given.get(name, part.names)) for name, part in source.splits.items()}
-    return replace(source, splits=parts, classes=sort_classes(name for part in parts.values() for name in part.names))
-
-
-def _read(data: Dataset, recipe: Recipe, size: int, known_broken: Collection[tuple[str, str]] | None) -> Dataset:
-    """Decode what fits into memory, now; find what cannot be read."""
-    keep = recipe.cache == "ram" or (recipe.cache == AUTO and _fits(data, STORED_SCALE * size))
-    broken: list[tuple[str, Unreadable]] = []
+def _decode(data: Dataset, recipe: Recipe, size: int, known_broken: Collection[tuple[str, str]] | None) -> Dataset:
+    """Decodes what fits into memory, and leaves out or refuses what cannot be read."""
+    max_side = STORED_SCALE * size
+    keep = recipe.cache == "ram" or (recipe.cache == AUTO and _fits(data, max_side))
     splits: dict[str, Split] = {}
-    for name, split in (("train", data.train), ("test", data.test)):
-        if split is None:
-            continue
-        if known_broken is not None and not keep and not isinstance(split.images, ArrayImages):
+    broken: list[tuple[str, Unreadable]] = []
+    for name, split in data.splits():
+        if isinstance(split.images, ArrayImages):
+            split = replace(split, images=split.images.tensor)
+        elif keep or (recipe.skip_broken and known_broken is None):
+            split, unreadable = _decode_split(split, max_side, keep)
+            broken += [(name, error) for error in unreadable]
+        elif known_broken is not None:
             split = split.subset(_where([(name, path) not in known_broken for path in split.paths]))
-            found: list[Unreadable] = []
-        else:
-            split, found = _decoded(split, STORED_SCALE * size, keep=keep, look=keep or recipe.skip_broken)
         splits[name] = split
-        broken += [(name, one) for one in found]
     if broken and not recipe.skip_broken:
-        raise BadInput(unreadable_message([one for _, one in broken]))
+        raise BadInput(unreadable_message([error for _, error in broken]))
     empty = next((name for name, split in splits.items() if not len(split)), None)
     if empty is not None:
         raise BadInput(f"no {empty} image of {data.name} can be read")
@@ -241,57 +230,48 @@ def _read(data: Dataset, recipe: Recipe, size: int, known_broken: Collection[tup
     return replace(data, train=splits["train"], test=splits.get("test"), broken=tuple(broken), in_memory=in_memory)
 
 
-def _decoded(split: Split, largest_side: int, *, keep: bool, look: bool) -> tuple[Split, list[Unreadable]]:
-    """The split with its pixels, if they are to be kept, and without what cannot be read, if one is to look."""
+def _decode_split(split: Split, max_side: int, keep: bool) -> tuple[Split, list[Unreadable]]:
+    """Returns the split without what cannot be read, and with its pixels, shrunk, if they are to be kept."""
     images = split.images
     assert isinstance(images, Images)
-    if isinstance(images, ArrayImages):
-        return replace(split, images=images.tensor), []
-    if not look:
-        return split, []
-    found = _decode_all(images, largest_side, keep)
-    broken = [one for one in found if isinstance(one, Unreadable)]
+
+    def decode(i: int) -> Tensor | Unreadable | None:
+        try:
+            pixels = images.decode(i, max_side)
+        except Unreadable as error:
+            return error.with_traceback(None)
+        return shrink(pixels, max_side) if keep else None
+
+    with ThreadPoolExecutor() as pool:
+        tasks = pool.map(decode, range(len(images)))
+        decoded = list(track(tasks, "decoding" if keep else "checking", len(images)))
+    broken = [result for result in decoded if isinstance(result, Unreadable)]
     if broken:
-        split = split.subset(_where([not isinstance(one, Unreadable) for one in found]))
-    kept = [one for one in found if isinstance(one, Tensor)]
-    del found
-    return (replace(split, images=_together(kept)) if keep else split), broken
+        split = split.subset(_where([not isinstance(result, Unreadable) for result in decoded]))
+    pixels = [result for result in decoded if isinstance(result, Tensor)]
+    del decoded
+    return (replace(split, images=_stack(pixels)) if keep else split), broken
 
 
 def _where(kept: Sequence[bool]) -> Int[Tensor, " m"]:
     return torch.tensor(kept, dtype=torch.bool).nonzero()[:, 0]
 
 
-def _fits(data: Dataset, largest_side: int) -> bool:
+def _fits(data: Dataset, max_side: int) -> bool:
     """Whether all images, decoded and shrunk, take at most half of the memory there is."""
     total = 0.0
-    for split in (data.train, data.test):
-        if split is not None and isinstance(split.images, Images):
-            sizes = SourceSplit(split.images, ()).sample_sizes()
-            pixels = [h * w * min(1.0, largest_side / min(h, w)) ** 2 for h, w in sizes]
+    for _, split in data.splits():
+        if isinstance(split.images, Images):
+            pixels = [h * w * min(1.0, max_side / min(h, w)) ** 2 for h, w in split.images.sample_sizes()]
             total += 3 * len(split) * sum(pixels) / max(1, len(pixels))
-    return total <= _MOST_OF_MEMORY * available_memory() / World.from_env().local_size  # each process keeps its own
+    return total <= _MAX_MEMORY_SHARE * available_memory() / World.from_env().local_size  # each process keeps its own
 
 
-def _decode_all(images: Images, largest_side: int, keep: bool) -> list[Tensor | Unreadable | None]:
-    """Each image decoded and shrunk (None where it is not to be kept), or why it cannot be."""
-
-    def one(i: int) -> Tensor | Unreadable | None:
-        try:
-            picture = images.decode(i, largest_side)
-        except Unreadable as error:
-            return error.with_traceback(None)
-        return shrink(picture, largest_side) if keep else None
-
-    with ThreadPoolExecutor() as pool:
-        return list(track(pool.map(one, range(len(images))), "decoding" if keep else "checking", len(images)))
-
-
-def _together(pictures: list[Tensor]) -> DecodedImages:
-    """One tensor where all have one size; each picture goes as it is copied, so that memory never holds all twice."""
+def _stack(pictures: list[Tensor]) -> DecodedImages:
+    """Returns one tensor where all have one size; each goes as it is copied, so that memory never holds all twice."""
     if len({picture.shape for picture in pictures}) != 1:
         return pictures
-    together = torch.empty(len(pictures), *pictures[0].shape, dtype=torch.uint8)
+    stacked = torch.empty(len(pictures), *pictures[0].shape, dtype=torch.uint8)
     for i in range(len(pictures)):
-        together[i], pictures[i] = pictures[i], together[:0]
-    return together
+        stacked[i], pictures[i] = pictures[i], stacked[:0]
+    return stacked

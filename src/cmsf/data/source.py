@@ -1,16 +1,14 @@
-"""What every source of images comes down to: named parts of images, each with a class name or none."""
+"""A source of images: splits, and for each image a class name or none."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
-from cmsf.data.images import Images, Unreadable
+from cmsf.data.images import Images
 from cmsf.utils.errors import BadInput
-from cmsf.utils.progress import track
 from cmsf.utils.text import escape_unprintable, is_encodable
 
 SPLIT_ALIASES = {
@@ -21,8 +19,7 @@ SPLIT_ALIASES = {
     "validation": "val",
     "test": "test",
 }
-"""What people call the parts of their data."""
-_LOOKED_AT = 200
+"""What people call their splits, in lower case."""
 _DIGITS = 19
 """A name of so many digits is a name."""
 
@@ -33,24 +30,15 @@ class SourceSplit:
 
     images: Images
     names: Sequence[str | None]
-    """Each image's class, None where there is none."""
+    """The class of each image, None where it has none."""
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def sample_sizes(self) -> list[tuple[int, int]]:
-        """Heights and widths of some hundred images all over the part; unreadable ones are met when all are read."""
-        found = []
-        some = range(0, len(self), max(1, len(self) // _LOOKED_AT))
-        for i in track(some, "looking at sizes", len(some)):
-            with suppress(Unreadable):
-                found.append(self.images.size(i))
-        return found
-
 
 @dataclass(frozen=True)
 class Source:
-    """Images to learn from in the part `train`; the parts `val` and `test` may be there too."""
+    """Images by split: `train` is always there, `val` and `test` may be."""
 
     name: str
     splits: dict[str, SourceSplit]
@@ -58,35 +46,50 @@ class Source:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        paths = (path for part in self.splits.values() for path in part.images.paths)
+        paths = (path for split in self.splits.values() for path in split.images.paths)
         odd = next((name for name in (*self.classes, *paths) if not is_encodable(name)), None)
         if odd is not None:
-            raise BadInput(f"{self.name} has the name {escape_unprintable(odd)!r}, which is no UTF-8; rename it")
+            raise BadInput(f"{self.name} has the name {escape_unprintable(odd)!r}, which is not UTF-8; rename it")
 
     def ordered_splits(self) -> list[tuple[str, SourceSplit]]:
-        """What there is of train, val and test, in that order."""
+        """Returns the splits in the order train, val, test."""
         return [(name, self.splits[name]) for name in ("train", "val", "test") if name in self.splits]
 
     @property
     def train(self) -> SourceSplit:
         return self.splits["train"]
 
+    @property
+    def is_labelled(self) -> bool:
+        return any(name is not None for split in self.splits.values() for name in split.names)
+
+    def with_labels(self, labels: Mapping[str, Sequence[str | None]]) -> Source:
+        """Returns the source with other class names, by split."""
+        splits = {name: replace(split, names=labels.get(name, split.names)) for name, split in self.splits.items()}
+        return replace(self, splits=splits, classes=all_classes(splits))
+
     def median_side(self) -> int:
-        """The median of the images' shorter sides."""
-        sizes = self.train.sample_sizes()
+        """Returns the median of the images' shorter sides."""
+        sizes = self.train.images.sample_sizes()
         if not sizes:
             self.train.images.size(0)  # says why
         return int(median(min(size) for size in sizes))
 
 
+def all_classes(splits: Mapping[str, SourceSplit], known: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns the classes that occur: those of `known` in its order, then the others sorted."""
+    present = {name for split in splits.values() for name in split.names}
+    return tuple(name for name in dict.fromkeys((*known, *sort_classes(present))) if name in present)
+
+
 def sort_classes(names: Iterable[str | None]) -> tuple[str, ...]:
-    """The different class names; numbers by their value, else by the alphabet."""
-    found = {name for name in names if name is not None}
-    numeric = all(name.isdecimal() and len(name) < _DIGITS for name in found)
-    return tuple(sorted(found, key=lambda name: (int(name), name) if numeric else (0, name)))
+    """Returns the different class names; numbers by their value, else by the alphabet."""
+    classes = {name for name in names if name is not None}
+    numeric = all(name.isdecimal() and len(name) < _DIGITS for name in classes)
+    return tuple(sorted(classes, key=lambda name: (int(name), name) if numeric else (0, name)))
 
 
 def disambiguate(names: Sequence[str]) -> tuple[str, ...]:
-    """Class names by number, told apart where two classes are called the same (ImageNet has two cranes)."""
+    """Returns class names by number, told apart where two classes are called the same (ImageNet has two cranes)."""
     counts = Counter(names)
     return tuple(name if counts[name] == 1 else f"{name} ({number})" for number, name in enumerate(names))

@@ -62,8 +62,9 @@ class Classifier(Run):
         source = open_source(data)
         for note in source.notes:
             Screen().print(note)
-        for _, part in source.ordered_splits():
-            found += predict(network, inference_split(part, self.recipe.size, self.recipe.cache), like, self.classes)
+        size = self.recipe.size if self.recipe.cache == "ram" else None
+        for _, split in source.ordered_splits():
+            found += predict(network, inference_split(split, size), like, self.classes)
         if file is not None:
             _write(file, found, min(PLACES, len(self.classes)))
         return found

@@ -4,46 +4,62 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from unicodedata import normalize
 
 from cmsf.data.decoding import SUFFIXES
 from cmsf.data.images import FileImages
-from cmsf.data.source import SPLIT_ALIASES, Source, SourceSplit, sort_classes
+from cmsf.data.source import SPLIT_ALIASES, Source, SourceSplit, all_classes
 from cmsf.utils.errors import BadInput
 from cmsf.utils.progress import track
+from cmsf.utils.text import is_encodable
 
 
 def open_folder(root: Path) -> Source:
-    """Images by path; a folder whose subfolders are all called train, trainval, val or test has splits."""
-    found = _files_below(root)
-    paths = [path for path in found if path.lower().endswith(SUFFIXES)]
+    """Opens images by path; a folder whose subfolders are all called train, trainval, val or test has splits."""
+    files = _files_below(root)
+    paths = [path for path in files if path.lower().endswith(SUFFIXES)]
     if not paths:
-        raise BadInput(f"no images below {root}, {len(found)} other files; cmsf reads {' '.join(SUFFIXES)}")
-    notes = _other_files(found, paths)
+        raise BadInput(f"no images below {root}, {len(files)} other files; cmsf reads {' '.join(SUFFIXES)}")
+    folders = _split_folders(root, paths)
+    notes = _other_files(files, paths) + _joined_folders(folders)
     members: dict[str, list[str]] = {}
-    first = {path.split("/")[0] for path in paths}
-    in_splits = first <= set(SPLIT_ALIASES) and any(SPLIT_ALIASES[name] == "train" for name in first)
-    if {"train", "trainval"} <= first and in_splits:
-        raise BadInput(f"{root} has both train/ and trainval/, which share images; move one of them away")
     for path in paths:
-        members.setdefault(SPLIT_ALIASES[path.split("/")[0]] if in_splits else "train", []).append(path)
-    parts = {}
-    for split, inside in members.items():
-        folders = [path.split("/")[1 if in_splits else 0 : -1] for path in inside]
-        names, remark = _class_names(folders, inside[0].split("/")[0] if in_splits else root.name)
-        parts[split] = SourceSplit(FileImages(root, inside), names)
-        notes += remark
-    if not any(parts["train"].names):  # test folders that do not say what the training images are say nothing
-        parts = {split: SourceSplit(part.images, [None] * len(part)) for split, part in parts.items()}
-    return Source(
-        root.resolve().name, parts, sort_classes(name for part in parts.values() for name in part.names), notes
-    )
+        members.setdefault(folders.get(path.split("/")[0], "train"), []).append(path)
+    splits = {}
+    for name, inside in members.items():
+        below = [path.split("/")[1 if folders else 0 : -1] for path in inside]
+        names, note = _class_names(below, inside[0].split("/")[0] if folders else root.name)
+        splits[name] = SourceSplit(FileImages(root, inside), names)
+        notes += note
+    if not any(splits["train"].names):  # test folders that do not say what the training images are say nothing
+        splits = {name: replace(split, names=[None] * len(split)) for name, split in splits.items()}
+    return Source(root.resolve().name, splits, all_classes(splits), notes)
+
+
+def _split_folders(root: Path, paths: Sequence[str]) -> dict[str, str]:
+    """Returns the split of each folder, in letters of any case, or nothing where the folders are not splits."""
+    folders = sorted({path.split("/")[0] for path in paths})
+    splits = {folder: SPLIT_ALIASES[folder.lower()] for folder in folders if folder.lower() in SPLIT_ALIASES}
+    train = [folder for folder, split in splits.items() if split == "train"]
+    if len(splits) < len(folders) or not train:
+        return {}
+    if len(train) > 1:
+        both = " and ".join(f"{folder}/" for folder in sorted(train, key=str.lower))
+        raise BadInput(f"{root} has both {both}, which may share images; move one of them away")
+    return splits
+
+
+def _joined_folders(folders: Mapping[str, str]) -> tuple[str, ...]:
+    """Says which folders make up one split together."""
+    joined = {split: [folder for folder in folders if folders[folder] == split] for split in folders.values()}
+    return tuple(f"{' and '.join(inside)} are both {split}" for split, inside in joined.items() if len(inside) > 1)
 
 
 def _files_below(root: Path) -> list[str]:
-    """Paths below the root with slashes, sorted; linked folders are followed, hidden files are not."""
+    """Returns the paths below the root, sorted; linked folders are followed, hidden files left out."""
     found: list[str] = []
     seen: set[str] = set()
     folders = os.walk(root, followlinks=True, onerror=_refuse)
@@ -56,7 +72,7 @@ def _files_below(root: Path) -> list[str]:
         subfolders[:] = sorted(name for name in subfolders if not name.startswith((".", "__MACOSX")))
         below = Path(folder).relative_to(root)
         found += ((below / name).as_posix() for name in files if not name.startswith("."))
-    foreign = [path for path in found if not path.isprintable() and _undecodable(path)]
+    foreign = [path for path in found if not is_encodable(path)]
     if foreign:
         raise BadInput(f"{len(foreign)} names below {root} are not UTF-8, as {foreign[0]!r}; rename them")
     return sorted(found)
@@ -66,32 +82,24 @@ def _refuse(error: OSError) -> None:
     raise BadInput(f"cannot read the folder {error.filename}: {error.strerror}") from None
 
 
-def _undecodable(path: str) -> bool:
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
-
-
 def _other_files(found: Sequence[str], images: Sequence[str]) -> tuple[str, ...]:
     others = set(found).difference(images)
     if not others:
         return ()
     kinds = Counter(Path(path).suffix.lower() or "no suffix" for path in others).most_common()
     listed = ", ".join(f"{count} {kind}" for kind, count in kinds[:4]) + (" …" if len(kinds) > 4 else "")
-    what = "1 file is no image and was" if len(others) == 1 else f"{len(others)} files are no images and were"
+    what = "1 file is not an image and was" if len(others) == 1 else f"{len(others)} files are not images and were"
     return (f"{what} left alone: {listed}",)
 
 
 def _class_names(folders: Sequence[Sequence[str]], where: str) -> tuple[list[str | None], tuple[str, ...]]:
-    """Each image's first folder is its class, unless some image has none, or all have the same."""
+    """Takes each image's first folder as its class, unless some image has none or all have the same."""
     loose = sum(not folder for folder in folders)
     names = [normalize("NFC", folder[0]) for folder in folders if folder]  # a Mac spells é with two letters
     if loose or len(set(names)) < 2:
-        remark: tuple[str, ...] = ()
+        note: tuple[str, ...] = ()
         if names:
             why = f"{loose} images lie in {where} itself" if loose else f"{where} has one folder alone, {names[0]}"
-            remark = (f"{why}, so folders are not taken as classes",)
-        return [None] * len(folders), remark
+            note = (f"{why}, so folders are not taken as classes",)
+        return [None] * len(folders), note
     return list(names), ()

@@ -90,7 +90,7 @@ class TableImages(Images):
             raise ValueError("the row holds no image")
         return open_image(Path(cell["path"]) if cell["bytes"] is None else io.BytesIO(cell["bytes"]))
 
-    def mark(self, i: int) -> bytes | None:
+    def fingerprint(self, i: int) -> bytes | None:
         return f"{self.rows._fingerprint} {i}".encode()
 
 

@@ -114,7 +114,7 @@ class SetImages(Images):
             raise TypeError(f"the set gave a {type(picture).__name__}, no image")
         return picture
 
-    def mark(self, i: int) -> bytes | None:
+    def fingerprint(self, i: int) -> bytes | None:
         """Of the file that the set opens; a set that decodes images at once does not say which."""
         with suppress(Exception):  # whoever opens it for its pixels says why
             file = Path(getattr(self.open(i), "filename", "")).absolute()

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from cmsf.data import Split, open_source
-from cmsf.data.images import ArrayImages
+from cmsf.data import open_source
 from cmsf.data.labels import Labels
+from cmsf.data.prepare import inference_split
 from cmsf.data.source import Source, SourceSplit
 from cmsf.evaluation.features import FeatureExtractor
 from cmsf.evaluation.linear import STANDARDISED, StandardScaler
@@ -128,7 +128,7 @@ def _transfer(
     features: FeatureExtractor, prepared: Prepared, search: Search, watch: Watch
 ) -> tuple[Accuracy, dict[str, Any]]:
     wanted, labels, division = prepared.wanted, prepared.labels, prepared.division
-    pool = torch.cat([features(_split(part)).cpu() for part in prepared.parts.values()])
+    pool = torch.cat([features(inference_split(part)).cpu() for part in prepared.parts.values()])
     scale = StandardScaler.fit(pool[division.train])
     problem = Problem(
         scale(pool[division.train]),
@@ -158,9 +158,3 @@ def _transfer(
         "trials": found.trials,
         "notes": prepared.notes + diverged,
     }
-
-
-def _split(part: SourceSplit) -> Split:
-    images = part.images
-    unknown = torch.full((len(part),), -1)
-    return Split(images.tensor if isinstance(images, ArrayImages) else images, images.paths, unknown, unknown)
