@@ -131,6 +131,6 @@ def cmsf_operations(
     return {
         "crop and resize": lambda: crop_and_resize(pictures, boxes, view.size, upright),
         "blur": lambda: color.gaussian_blur(images, sigma, view.blur_kernel),
-        "jitter": lambda: jitter._jittered(images, RandomStream(SEED, next(turns), index, 0)),
+        "jitter": lambda: jitter._jitter(images, RandomStream(SEED, next(turns), index, 0)),
         "hue": lambda: color.adjust_hue(images, shift),
     }

@@ -27,7 +27,7 @@ from runs import TINY, StopAt, assert_same_run, metrics, scalars, state
 import cmsf
 from cmsf import api
 from cmsf.data import loader
-from cmsf.data.loader import _Cutter
+from cmsf.data.loader import _BatchDataset
 from cmsf.method.learner import Learner
 from cmsf.runs import checkpoint
 from cmsf.runs.folder import RunFolder
@@ -400,14 +400,14 @@ def test_a_worker_that_is_killed_is_replaced_and_the_result_is_the_same(photos: 
 def test_workers_that_keep_dying_end_the_run_with_a_checkpoint(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cut = _Cutter.__getitem__
+    cut = _BatchDataset.__getitem__
 
-    def dies(self: _Cutter, entry: Any) -> Any:
+    def dies(self: _BatchDataset, entry: Any) -> Any:
         if entry[0] == 1:  # in the second epoch
             os.kill(os.getpid(), signal.SIGKILL)
         return cut(self, entry)
 
-    monkeypatch.setattr(loader._Cutter, "__getitem__", dies)
+    monkeypatch.setattr(loader._BatchDataset, "__getitem__", dies)
     screen = At()
     with pytest.raises(cmsf.BadInput, match=r"3 times in a row, .*--workers than 1, .* resumes from step [23]"):
         cmsf.train("cmsf-self-small", photos, tmp_path / "run", screen=screen, workers=1, **FROM_DISK)

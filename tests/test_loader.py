@@ -20,7 +20,7 @@ from runs import TINY, StopAt, assert_same_run, metrics
 
 import cmsf
 from cmsf.data import Dataset, Split, Unreadable, load_batches, open_source
-from cmsf.data.loader import _Cutter
+from cmsf.data.loader import _BatchDataset
 from cmsf.data.prepare import load_dataset
 from cmsf.data.sampling import epoch_order
 from cmsf.data.transforms import CenterCrop, CroppedBatch, RandomCrop, WholeBatch, crop_views
@@ -53,7 +53,7 @@ def opened(folder: Path, cache: str) -> Dataset:
 
 def read(split: Split, workers: int, say: Callable[[str], None] = pytest.fail) -> list[CroppedBatch]:
     plan = [(epoch, index) for epoch in (0, 3) for index in split.order(1, epoch).split(7)]
-    batches = list(load_batches(split, plan, CROPS, seed=5, device="cpu", workers=workers, say=say))
+    batches = list(load_batches(split, plan, CROPS, seed=5, device="cpu", workers=workers, warn=say))
     assert [(batch.epoch, batch.index.tolist()) for batch in batches] == [(e, i.tolist()) for e, i in plan]
     return batches
 
@@ -109,16 +109,16 @@ def test_a_worker_is_dead_when_its_files_are_closed_though_it_cannot_be_waited_f
 def test_a_worker_that_dies_is_replaced_though_the_parent_ignores_its_children(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    split, cut, died = opened(photos, "off").train, _Cutter.__getitem__, tmp_path / "died"
+    split, cut, died = opened(photos, "off").train, _BatchDataset.__getitem__, tmp_path / "died"
     alone = read(split, 0)
 
-    def dies_once(self: _Cutter, entry: Any) -> Any:
+    def dies_once(self: _BatchDataset, entry: Any) -> Any:
         if not died.exists():
             died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return cut(self, entry)
 
-    monkeypatch.setattr(_Cutter, "__getitem__", dies_once)
+    monkeypatch.setattr(_BatchDataset, "__getitem__", dies_once)
     before, said = signal.signal(signal.SIGCHLD, signal.SIG_IGN), list[str]()
     try:
         assert_same_batches(alone, read(split, 1, said.append))

@@ -81,7 +81,7 @@ def test_a_whole_view_is_two_operations_and_a_square_as_drawn_and_every_operatio
     result = distorted(images, index)
     occurred = Counter()
     for i in range(400):
-        draw = RandomStream(3, 1, index[i : i + 1], 1, RandomCrop.turns)
+        draw = RandomStream(3, 1, index[i : i + 1], 1, RandomCrop.draws)
         numbers, shares, (side, row, column) = draw(2)[0], draw(2)[0].tolist(), draw(3)[0].tolist()
         image = images[i].float() / 255
         for number, share in zip(numbers, shares, strict=True):
@@ -120,7 +120,7 @@ def test_a_view_depends_on_seed_epoch_image_and_view_alone() -> None:
 def test_what_is_distorted_is_the_weak_view_of_the_same_crop() -> None:
     images, index, crop = pictures(2000), torch.arange(2000), RandomCrop(16)
     twice_the_identity = (
-        (14 * RandomStream(0, 0, index, 1, crop.turns)(2)).long().eq(list(TABLE).index("identity")).all(1)
+        (14 * RandomStream(0, 0, index, 1, crop.draws)(2)).long().eq(list(TABLE).index("identity")).all(1)
     )
     batch = WholeBatch(index[twice_the_identity], 0, 0, images[twice_the_identity])
     strong, weak = RandAugment(crop)(batch, 1), Augmentation(crop)(batch, 1)
@@ -135,7 +135,7 @@ def test_values_stay_from_black_to_white_whatever_rounding_does_and_the_images_g
     black, white = torch.zeros_like(noise), torch.ones_like(noise)
     for images in (noise, black, white, white + 1e-6):
         given = images.clone()
-        result = WHOLE._distorted(given, RandomStream(0, 0, torch.arange(400), 1))
+        result = WHOLE._distort(given, RandomStream(0, 0, torch.arange(400), 1))
         assert result.shape == images.shape
         assert result.min() >= 0
         assert result.max() <= 1

@@ -1,4 +1,4 @@
-"""Batches for training and evaluation, ready to be viewed: cut from memory, or by processes that read ahead."""
+"""Loads batches for training and evaluation: whole from memory, or cropped by worker processes that read ahead."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,112 +27,120 @@ from cmsf.data.transforms import Batch, Crop, CroppedBatch, WholeBatch, crop_vie
 from cmsf.utils.distributed import World
 from cmsf.utils.errors import BadInput
 
-Plan = Iterable[tuple[int, Tensor]]
-"""What to read: the epoch and the indices of each batch."""
+BatchIndex = tuple[int, Tensor]
+"""The epoch of a batch, and the indices of its images: what a batch sampler yields."""
 
-_READ_AHEAD = 3
-_MOST_WORKERS = 16
-_MOST_DEATHS = 3
-_MOMENT = 5.0
+_PREFETCH_FACTOR = 3
+_MAX_WORKERS = 16
+_MAX_DEATHS = 3
+_JOIN_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     print(text, file=sys.stderr)
 
 
 def load_batches(
     split: Split,
-    plan: Plan,
+    batch_sampler: Iterable[BatchIndex],
     crops: Mapping[int, Crop],
     *,
     seed: int,
     device: torch.device | str,
     workers: int,
     on_unreadable: Callable[[int, Unreadable], None] | None = None,
-    say: Callable[[str], None] = _say,
+    warn: Callable[[str], None] = _print_error,
 ) -> Iterator[Batch]:
-    """The batches of a plan, in its order. What they hold depends on the plan and the seed, not on the workers.
+    """Yields the batches of a batch sampler, in its order. The workers change nothing of what they hold.
 
-    Images of one size in memory go to the device whole. Others are decoded where they are files, and cut to the size of
-    each view, by `workers` processes (0: by this one), so that only what is seen travels. The first image that cannot
-    be read raises Unreadable; or, with `on_unreadable`, each is told to it by index and left out of its batch, and a
-    batch of which nothing is left is passed over. Where a worker dies, new ones read again what is not here yet.
+    Images of one size in memory go to the device whole. Others are decoded where they are files, and cropped to the
+    size of each view, by `workers` processes (0: by this one), so that only what is seen travels. The first image that
+    cannot be read raises Unreadable; or, with `on_unreadable`, each is passed to it with its index and left out of its
+    batch, and an empty batch is skipped. Where a worker dies, new ones read again what is not here yet.
     """
     device = torch.device(device)
     if isinstance(split.images, Tensor):
-        for epoch, index in plan:
-            pictures = split.images[index]
-            pictures = pictures.pin_memory() if device.type == "cuda" else pictures
-            yield WholeBatch(index, seed, epoch, to_device(pictures, device))
+        for epoch, index in batch_sampler:
+            images = split.images[index]
+            images = images.pin_memory() if device.type == "cuda" else images
+            yield WholeBatch(index, seed, epoch, to_device(images, device))
         return
     if not isinstance(split.images, Images) and multiprocessing.get_start_method() != "fork":
-        workers = 0  # pictures in memory are shared by forking, or not at all
-    cutter = _Cutter(split, dict(crops), seed, tolerant=on_unreadable is not None)
-    for epoch, index, parts, broken in _cut(cutter, plan, workers, device, say):
-        if isinstance(parts, BadInput):
-            raise parts
-        for i, error in broken:
+        workers = 0  # images in memory are shared by forking, or not at all
+    batches = _BatchDataset(split, dict(crops), seed, skip_unreadable=on_unreadable is not None)
+    for epoch, index, views, unreadable in _load(batches, batch_sampler, workers, device, warn):
+        if isinstance(views, BadInput):
+            raise views
+        for i, error in unreadable:
             assert on_unreadable is not None
             on_unreadable(i, error)
         if len(index):
-            yield CroppedBatch(index, seed, epoch, parts, device)
+            yield CroppedBatch(index, seed, epoch, views, device)
 
 
-def _cut(cutter: _Cutter, plan: Plan, workers: int, device: torch.device, say: Callable[[str], None]) -> Iterator[_Cut]:
-    """What the workers make of a plan. Those that die are replaced, but not for ever."""
-    entries, asked, deaths = iter(plan), _Asked(), 0
+def _load(
+    batches: _BatchDataset,
+    batch_sampler: Iterable[BatchIndex],
+    workers: int,
+    device: torch.device,
+    warn: Callable[[str], None],
+) -> Iterator[_LoadedBatch]:
+    """Yields what the workers load. Those that die are replaced, but not for ever."""
+    pending, deaths = _PendingBatches(iter(batch_sampler)), 0
     while True:
         try:
-            for cut in _by_workers(cutter, asked.over(entries), workers, device):
-                asked.answered()
+            for batch in _load_with_workers(batches, pending, workers, device):
+                pending.done()
                 deaths = 0
-                yield cut
+                yield batch
             return
         except _WorkerDied as error:
             deaths += 1
-            if deaths == _MOST_DEATHS:
+            if deaths == _MAX_DEATHS:
                 raise BadInput(
                     f"{deaths} times in a row, processes that decode images died before a batch was read ({error}); "
                     f"use fewer --workers than {workers}, or find out who ends them"
                 ) from None
-            say(f"a process that decodes images died ({error}); new ones read on from where it was")
+            warn(f"a process that decodes images died ({error}); new ones read on from where it was")
 
 
-def _by_workers(cutter: _Cutter, plan: Plan, workers: int, device: torch.device) -> Iterator[_Cut]:
-    loader: DataLoader[_Cut] = DataLoader(
-        cutter,
-        sampler=plan,
+def _load_with_workers(
+    batches: _BatchDataset, batch_sampler: Iterable[BatchIndex], workers: int, device: torch.device
+) -> Iterator[_LoadedBatch]:
+    loader: DataLoader[_LoadedBatch] = DataLoader(
+        batches,
+        sampler=batch_sampler,
         batch_size=None,
         num_workers=workers,
-        prefetch_factor=_READ_AHEAD if workers else None,
+        prefetch_factor=_PREFETCH_FACTOR if workers else None,
         pin_memory=device.type == "cuda",
         worker_init_fn=_leave_signals_to_the_parent,
     )
-    with _deaths_noticed_in_waiting():
-        batches = iter(loader)
-    processes = getattr(batches, "_workers", [])
+    with _restored_sigchld():
+        loaded = iter(loader)
+    processes = getattr(loaded, "_workers", [])
     try:
         while True:
             try:
-                cut = next(batches)
+                batch = next(loaded)
             except StopIteration:
                 return
             except (RuntimeError, OSError, EOFError):
                 # The kernel closes the files of a process that ends, and only then lets us wait for it. In between its
                 # batch breaks off (ConnectionResetError, EOFError) and its sentinel is ready, but is_alive() says yes.
                 # So the sentinel tells who ends; to join it is short, for no code but the kernel's is left to run.
-                ending = wait([process.sentinel for process in processes], timeout=_MOMENT if processes else 0)
+                ending = wait([process.sentinel for process in processes], timeout=_JOIN_SECONDS if processes else 0)
                 dead = [process for process in processes if process.sentinel in ending or not process.is_alive()]
                 if not dead:
                     raise
                 for process in dead:
                     process.join()
-                cause = _cause(dead[0].exitcode)
+                cause = _cause_of_death(dead[0].exitcode)
                 break
-            yield cut
+            yield batch
     finally:
-        del batches  # the workers end with it, whoever keeps the traceback of an error
+        del loaded  # the workers end with it, whoever keeps the traceback of an error
         for process in processes:  # but for one that hangs, and does not heed the SIGTERM that it would get
             if process.is_alive():
                 process.kill()
@@ -140,36 +149,37 @@ def _by_workers(cutter: _Cutter, plan: Plan, workers: int, device: torch.device)
 
 
 class _WorkerDied(Exception):
-    """A process that decodes images is gone, and why."""
+    """Why a process that decodes images has ended."""
 
 
-def _cause(exit_code: int | None) -> str:
+def _cause_of_death(exit_code: int | None) -> str:
     if exit_code is None or exit_code >= 0:
         return f"exit code {exit_code}"
     hint = ", as where memory runs out" if -exit_code == signal.SIGKILL else ""
     return f"{signal.Signals(-exit_code).name}{hint}"
 
 
-class _Asked:
-    """The entries of a plan that workers were asked for and have not answered, to be asked for again."""
+class _PendingBatches:
+    """A batch sampler that yields again what was asked for and not answered, each time it is gone through."""
 
-    def __init__(self) -> None:
-        self._open: deque[tuple[int, Tensor]] = deque()
+    def __init__(self, batches: Iterator[BatchIndex]) -> None:
+        self._batches = batches
+        self._pending: deque[BatchIndex] = deque()
 
-    def over(self, entries: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[int, Tensor]]:
-        """Those that are open, then the others."""
-        yield from list(self._open)
-        for entry in entries:
-            self._open.append(entry)
-            yield entry
+    def __iter__(self) -> Iterator[BatchIndex]:
+        yield from list(self._pending)
+        for batch in self._batches:
+            self._pending.append(batch)
+            yield batch
 
-    def answered(self) -> None:
-        self._open.popleft()
+    def done(self) -> None:
+        """Forgets the oldest batch that is pending."""
+        self._pending.popleft()
 
 
 @contextmanager
-def _deaths_noticed_in_waiting() -> Iterator[None]:
-    """torch raises the death of a worker wherever this process is, in the middle of a step too; we ask at the queue."""
+def _restored_sigchld() -> Iterator[None]:
+    """Takes torch's handler of SIGCHLD away: it raises in the middle of a step too, and we ask at the queue."""
     if threading.current_thread() is not threading.main_thread():
         yield  # then torch does not either
         return
@@ -187,45 +197,49 @@ def available_cores() -> int:
 
 
 def default_workers() -> int:
-    """One process a core: decoding is what they are for. Those who train together share the cores."""
-    return max(1, min(_MOST_WORKERS, available_cores() // World.from_env().local_size))
+    """Returns one process a core, of this process's share where several train together."""
+    return max(1, min(_MAX_WORKERS, available_cores() // World.from_env().local_size))
 
 
-_Cut = tuple[int, Tensor, dict[int, Tensor] | BadInput, list[tuple[int, Unreadable]]]
+class _LoadedBatch(NamedTuple):
+    epoch: int
+    indices: Tensor
+    views: dict[int, Tensor] | BadInput
+    unreadable: list[tuple[int, Unreadable]]
 
 
 @dataclass(frozen=True)
-class _Cutter(TorchDataset[_Cut]):
-    """A batch for a worker: an entry of the plan in, what its views show out."""
+class _BatchDataset(TorchDataset[_LoadedBatch]):
+    """Decodes, crops and collates a batch, in a worker."""
 
     split: Split
     crops: dict[int, Crop]
     seed: int
-    tolerant: bool
+    skip_unreadable: bool
 
-    def __getitem__(self, entry: tuple[int, Tensor]) -> _Cut:
-        epoch, index = entry
-        images, enough = self.split.images, STORED_SCALE * max(crop.size for crop in self.crops.values())
-        whole: dict[int, Tensor] = {}
-        broken: list[tuple[int, Unreadable]] = []
+    def __getitem__(self, batch: BatchIndex) -> _LoadedBatch:
+        epoch, index = batch
+        images, min_side = self.split.images, STORED_SCALE * max(crop.size for crop in self.crops.values())
+        decoded: dict[int, Tensor] = {}
+        unreadable: list[tuple[int, Unreadable]] = []
         try:
             # One after another: each worker is one thread.
             for place, i in enumerate(index.tolist()):
                 try:
-                    whole[place] = images.decode(i, enough) if isinstance(images, Images) else images[i]
+                    decoded[place] = images.decode(i, min_side) if isinstance(images, Images) else images[i]
                 except Unreadable as error:
-                    if not self.tolerant:
+                    if not self.skip_unreadable:
                         raise
-                    broken.append((i, error.with_traceback(None)))
+                    unreadable.append((i, error.with_traceback(None)))
         except BadInput as error:  # as a value, for an exception would arrive wrapped in the worker's traceback
-            return epoch, index, error, []
-        index = index[list(whole)]
-        parts = crop_views(list(whole.values()), index, self.crops, self.seed, epoch) if whole else {}
-        return epoch, index, parts, broken
+            return _LoadedBatch(epoch, index, error, [])
+        index = index[list(decoded)]
+        views = crop_views(list(decoded.values()), index, self.crops, self.seed, epoch) if decoded else {}
+        return _LoadedBatch(epoch, index, views, unreadable)
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
-    """Ctrl-C and SIGTERM reach the whole group; a worker goes on until its parent has finished the step, and gone.
+    """Ignores Ctrl-C and SIGTERM, which reach the whole group: a worker goes on until its parent has ended the step.
 
     Where the parent is killed, Linux ends the worker with it: it would hold what it inherited, the run's lock too.
     """
@@ -235,5 +249,5 @@ def _leave_signals_to_the_parent(worker: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
-def worker_count(asked: int | None) -> int:
-    return default_workers() if asked is None else asked
+def worker_count(workers: int | None) -> int:
+    return default_workers() if workers is None else workers

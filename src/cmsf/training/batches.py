@@ -32,7 +32,7 @@ class BatchSampler:
     ) -> Iterator[tuple[Batch, Batch | None]]:
         """Yields the batches from `step` on; an image that one process cannot read stops all at the same step."""
         crops, support = dict(crops), cast(Iterator[Batch | None], repeat(None))
-        read = partial(load_batches, self.images, seed=self.recipe.seed, device=device, workers=workers, say=say)
+        read = partial(load_batches, self.images, seed=self.recipe.seed, device=device, workers=workers, warn=say)
         if SUPPORT in crops:
             support = read(self.world.fail_together(lambda: self._support_plan(step)), {SUPPORT: crops.pop(SUPPORT)})
         pairs = zip(read(self._plan(step), crops), support, strict=False)

@@ -1,4 +1,4 @@
-"""What the networks see of an image."""
+"""Transforms: the views of an image that the networks see."""
 
 from cmsf.data.transforms.augmentation import Augmentation, clean_view
 from cmsf.data.transforms.batch import Batch, CroppedBatch, WholeBatch, crop_views, to_device

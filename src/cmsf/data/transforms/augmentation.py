@@ -1,4 +1,4 @@
-"""Views: batched augmentations on the training device, with parameters of their own for every image.
+"""Augmentations of a batch on the training device, with parameters of their own for every image.
 
 All randomness is a hash of (seed, epoch, image, view), drawn on the CPU, where a few numbers an image cost nothing
 and nobody waits for the device; the pixels are computed where they are. Cropping with resizing is a product with one
@@ -18,12 +18,12 @@ from cmsf.data.transforms.batch import Batch, CroppedBatch, WholeBatch, crop_vie
 from cmsf.data.transforms.crops import CenterCrop, DecodedImages, RandomCrop, RandomStream, scale_to_range
 
 _CACHED_PIXELS = 512 * 1024
-_SOLARISED_FROM = 128 / 255
+_SOLARIZE_THRESHOLD = 128 / 255
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What a random view may do to an image; the defaults are the weak view of the paper."""
+    """Makes a random view of every image; the defaults are the weak view of the paper."""
 
     crop: RandomCrop
     jitter: float = 0.0
@@ -41,21 +41,21 @@ class Augmentation:
             return self._view(batch, view)
         # A few images at a time stay in the processor's cache from one operation to the next.
         few = max(1, _CACHED_PIXELS // self.crop.size**2)
-        return torch.cat([self._view(part, view) for part in batch.split(few)])
+        return torch.cat([self._view(chunk, view) for chunk in batch.split(few)])
 
     def _view(self, batch: Batch, view: int) -> Float[Tensor, "b 3 s s"]:
-        draw = RandomStream(batch.seed, batch.epoch, batch.index, view, self.crop.turns)
-        return color.normalize_pixels(self._distorted(batch.crop(self.crop, view), draw))
+        draw = RandomStream(batch.seed, batch.epoch, batch.index, view, self.crop.draws)
+        return color.normalize_pixels(self._distort(batch.crop(self.crop, view), draw))
 
-    def _distorted(self, images: Tensor, draw: RandomStream) -> Tensor:
-        images = self._jittered(images, draw)
+    def _distort(self, images: Tensor, draw: RandomStream) -> Tensor:
+        images = self._jitter(images, draw)
         grey = (draw(1)[:, 0] < self.greyscale).to(images.device)
         images = torch.where(grey[:, None, None, None], color.to_grayscale(images), images)
-        images = self._blurred(images, draw)
-        return self._solarised(images, draw)
+        images = self._blur(images, draw)
+        return self._solarize(images, draw)
 
-    def _jittered(self, images: Tensor, draw: RandomStream) -> Tensor:
-        """Brightness, contrast, saturation and hue in an order of each image's own."""
+    def _jitter(self, images: Tensor, draw: RandomStream) -> Tensor:
+        """Changes brightness, contrast, saturation and hue, in an order of each image's own."""
         applied = draw(1)[:, 0] < self.jitter
         order = draw(4).argsort(1)
         amount = scale_to_range(draw(4), -1.0, 1.0)
@@ -74,11 +74,11 @@ class Augmentation:
             for number, operation, factor in operations:
                 chosen = (applied & (order[:, turn] == number)).nonzero()[:, 0]
                 if len(chosen):
-                    amount_here, chosen = factor[chosen].to(images.device), chosen.to(images.device)
-                    images[chosen] = operation(images[chosen], amount_here)
+                    strength, chosen = factor[chosen].to(images.device), chosen.to(images.device)
+                    images[chosen] = operation(images[chosen], strength)
         return images
 
-    def _blurred(self, images: Tensor, draw: RandomStream) -> Tensor:
+    def _blur(self, images: Tensor, draw: RandomStream) -> Tensor:
         chosen = (draw(1)[:, 0] < self.blur).nonzero()[:, 0]
         sigma = scale_to_range(draw(1)[:, 0], *self.blur_sigma)
         if len(chosen):
@@ -87,19 +87,19 @@ class Augmentation:
             images[chosen] = color.gaussian_blur(images[chosen], sigma, color.blur_kernel_size(self.crop.size))
         return images
 
-    def _solarised(self, images: Tensor, draw: RandomStream) -> Tensor:
+    def _solarize(self, images: Tensor, draw: RandomStream) -> Tensor:
         if not self.solarise:
             return images
         chosen = (draw(1)[:, 0] < self.solarise).to(images.device)
-        threshold = torch.full((len(images),), _SOLARISED_FROM, device=images.device)
+        threshold = torch.full((len(images),), _SOLARIZE_THRESHOLD, device=images.device)
         return torch.where(chosen[:, None, None, None], color.solarize(images, threshold), images)
 
 
-def clean_view(pictures: DecodedImages, size: int) -> Float[Tensor, "b 3 s s"]:
-    """The view for evaluation: resized, the centre cropped, normalised."""
-    index, crop = torch.arange(len(pictures)), CenterCrop(size)
-    if isinstance(pictures, Tensor):
-        batch: Batch = WholeBatch(index, 0, 0, pictures)
+def clean_view(images: DecodedImages, size: int) -> Float[Tensor, "b 3 s s"]:
+    """Returns the view for evaluation: resized, cropped at the center, normalized."""
+    index, crop = torch.arange(len(images)), CenterCrop(size)
+    if isinstance(images, Tensor):
+        batch: Batch = WholeBatch(index, 0, 0, images)
     else:
-        batch = CroppedBatch(index, 0, 0, crop_views(pictures, index, {0: crop}, 0, 0), torch.device("cpu"))
+        batch = CroppedBatch(index, 0, 0, crop_views(images, index, {0: crop}, 0, 0), torch.device("cpu"))
     return color.normalize_pixels(batch.crop(crop, 0))

@@ -1,4 +1,4 @@
-"""The images of a step, from which its views are cut: here as they are asked for, or beforehand by other processes."""
+"""The images of a step: whole, to be cropped on the device, or cropped beforehand by worker processes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Batch(ABC):
     epoch: int
 
     @abstractmethod
-    def crop(self, how: Crop, view: int) -> Float[Tensor, "b c s s"]:
-        """Every image's part in this view, in [0, 1], on the training device."""
+    def crop(self, crop: Crop, view: int) -> Float[Tensor, "b c s s"]:
+        """Returns what each image shows in this view, in [0, 1], on the training device."""
 
     @abstractmethod
     def split(self, size: int) -> Iterator[Batch]:
-        """The same images, so many at a time."""
+        """Yields the same images, `size` at a time."""
 
     @property
     @abstractmethod
@@ -40,14 +40,14 @@ class WholeBatch(Batch):
 
     images: UInt8[Tensor, "b c h w"]
 
-    def crop(self, how: Crop, view: int) -> Float[Tensor, "b c s s"]:
+    def crop(self, crop: Crop, view: int) -> Float[Tensor, "b c s s"]:
         draw = RandomStream(self.seed, self.epoch, self.index, view)
-        boxes, flipped = how.boxes(*image_sizes(self.images), draw)
-        return crop_and_resize(self.images, boxes, how.size, flipped)
+        boxes, flipped = crop.boxes(*image_sizes(self.images), draw)
+        return crop_and_resize(self.images, boxes, crop.size, flipped)
 
     def split(self, size: int) -> Iterator[Batch]:
-        for index, pictures in zip(self.index.split(size), self.images.split(size), strict=True):
-            yield replace(self, index=index, images=pictures)
+        for index, images in zip(self.index.split(size), self.images.split(size), strict=True):
+            yield replace(self, index=index, images=images)
 
     @property
     def on_cpu(self) -> bool:
@@ -56,39 +56,39 @@ class WholeBatch(Batch):
 
 @dataclass(frozen=True)
 class CroppedBatch(Batch):
-    """The parts that each view shows of images of any size, cut on the CPU."""
+    """What each view shows of images of any size, cropped on the CPU."""
 
     crops: dict[int, UInt8[Tensor, "b 3 s s"]]
     device: torch.device
 
-    def crop(self, how: Crop, view: int) -> Float[Tensor, "b c s s"]:
+    def crop(self, crop: Crop, view: int) -> Float[Tensor, "b c s s"]:
         return to_device(self.crops[view], self.device).float() / 255
 
     def split(self, size: int) -> Iterator[Batch]:
         for rows in torch.arange(len(self.index)).split(size):
-            some = slice(int(rows[0]), int(rows[-1]) + 1)
-            yield replace(self, index=self.index[some], crops={view: crop[some] for view, crop in self.crops.items()})
+            chunk = slice(int(rows[0]), int(rows[-1]) + 1)
+            yield replace(self, index=self.index[chunk], crops={view: crop[chunk] for view, crop in self.crops.items()})
 
     @property
     def on_cpu(self) -> bool:
         return self.device.type == "cpu"
 
 
-def to_device(pictures: Tensor, device: torch.device) -> Tensor:
-    """Without waiting where that is safe: from pinned memory to CUDA."""
-    return pictures.to(device, non_blocking=device.type == "cuda" and pictures.is_pinned())
+def to_device(images: Tensor, device: torch.device) -> Tensor:
+    """Copies without waiting where that is safe: from pinned memory to CUDA."""
+    return images.to(device, non_blocking=device.type == "cuda" and images.is_pinned())
 
 
 def crop_views(
-    pictures: DecodedImages, index: Int[Tensor, " b"], crops: Mapping[int, Crop], seed: int, epoch: int
+    images: DecodedImages, index: Int[Tensor, " b"], crops: Mapping[int, Crop], seed: int, epoch: int
 ) -> dict[int, UInt8[Tensor, "b 3 s s"]]:
-    """What each view shows of images of any size, as a CutBatch takes it; grey images become three equal channels."""
-    height, width = image_sizes(pictures)
-    parts: dict[int, Tensor] = {}
-    for view, how in crops.items():
-        boxes, flipped = how.boxes(height, width, RandomStream(seed, epoch, index, view))
-        every = zip(pictures, boxes, flipped.tolist(), strict=True)
-        parts[view] = torch.stack(
-            [resized_crop(picture, box, how.size, turn).expand(3, -1, -1) for picture, box, turn in every]
+    """Crops images of any size for each view, as a CroppedBatch takes them; grey becomes three equal channels."""
+    height, width = image_sizes(images)
+    views: dict[int, Tensor] = {}
+    for view, crop in crops.items():
+        boxes, flipped = crop.boxes(height, width, RandomStream(seed, epoch, index, view))
+        each = zip(images, boxes, flipped.tolist(), strict=True)
+        views[view] = torch.stack(
+            [resized_crop(image, box, crop.size, flip).expand(3, -1, -1) for image, box, flip in each]
         )
-    return parts
+    return views

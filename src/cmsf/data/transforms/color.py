@@ -1,4 +1,4 @@
-"""What light, lens and grey levels do to an image, each with its own parameter for every image."""
+"""Changes of color, light and sharpness, each with its own parameter for every image."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _GREY_WEIGHTS = (0.2989, 0.587, 0.114)
 
 
 def normalize_pixels(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b 3 h w"]:
-    """ImageNet's mean and deviation; a grey image becomes three equal channels first."""
+    """Normalizes by ImageNet's mean and standard deviation; grey becomes three equal channels first."""
     mean = torch.tensor(IMAGENET_MEAN, device=images.device).view(3, 1, 1)
-    deviation = torch.tensor(IMAGENET_STD, device=images.device).view(3, 1, 1)
-    return ((images - mean) / deviation).contiguous(memory_format=torch.channels_last)
+    std = torch.tensor(IMAGENET_STD, device=images.device).view(3, 1, 1)
+    return ((images - mean) / std).contiguous(memory_format=torch.channels_last)
 
 
 def to_grayscale(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b 1 h w"]:
@@ -39,7 +39,7 @@ def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def adjust_hue(images: Float[Tensor, "b 3 h w"], shift: Float[Tensor, " b"]) -> Float[Tensor, "b 3 h w"]:
-    """Turn the hue by a part of the circle: with v = max and chroma = max - min, each channel is a piecewise
+    """Turns the hue by a part of the circle: with v = max and chroma = max - min, each channel is a piecewise
     linear function of the hue, so no sextants have to be told apart on the way back."""
     red, green, blue = images.unbind(1)
     value = torch.maximum(torch.maximum(red, green), blue)
@@ -57,18 +57,18 @@ def adjust_hue(images: Float[Tensor, "b 3 h w"], shift: Float[Tensor, " b"]) -> 
 
 
 def solarize(images: Float[Tensor, "b c h w"], threshold: Float[Tensor, " b"]) -> Float[Tensor, "b c h w"]:
-    """Pixels from the threshold upwards turned to their negative."""
+    """Inverts pixels from the threshold upwards."""
     return torch.where(images >= threshold[:, None, None, None], 1 - images, images)
 
 
 def posterize(images: Float[Tensor, "b c h w"], bits: Float[Tensor, " b"]) -> Float[Tensor, "b c h w"]:
-    """Rounded down to two to the power of `bits` levels."""
+    """Rounds down to two to the power of `bits` levels."""
     levels = torch.exp2(bits)[:, None, None, None]
     return torch.minimum((images * levels).floor(), levels - 1) / levels
 
 
 def adjust_sharpness(images: Float[Tensor, "b c h w"], factor: Float[Tensor, " b"]) -> Float[Tensor, "b c h w"]:
-    """Away from the smoothed image, or towards it where the factor is below 1; the outermost pixels stay."""
+    """Moves away from the smoothed image, or towards it where the factor is below 1; the outermost pixels stay."""
     kernel = torch.ones(3, 3, device=images.device)
     kernel[1, 1] = 5
     channels = images.shape[1]
@@ -78,7 +78,7 @@ def adjust_sharpness(images: Float[Tensor, "b c h w"], factor: Float[Tensor, " b
 
 
 def autocontrast(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
-    """Each channel stretched from black to white."""
+    """Stretches each channel from black to white."""
     darkest, brightest = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
     # What differs by less than a grey level is flat but for rounding, which must not be stretched.
     flat = (brightest - darkest) * 255 < 0.5
@@ -86,7 +86,7 @@ def autocontrast(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
 
 
 def equalize(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
-    """Each channel's grey levels spread by how many pixels are darker: Pillow's rule, in whole numbers."""
+    """Spreads each channel's grey levels by how many pixels are darker: Pillow's rule, in whole numbers."""
     level = (images * 255).round().long().flatten(2)
     count = torch.zeros(*level.shape[:2], 256, dtype=torch.int32, device=level.device)
     count.scatter_add_(2, level, torch.ones_like(level, dtype=torch.int32))
@@ -97,14 +97,14 @@ def equalize(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
 
 
 def blur_kernel_size(size: int) -> int:
-    """A tenth of the image, odd, and at least 3: SimCLR's choice (23 pixels at 224)."""
+    """Returns a tenth of the image, odd, and at least 3: SimCLR's choice (23 pixels at 224)."""
     return max(3, size // 10 + (size // 10 + 1) % 2)
 
 
 def gaussian_blur(
     images: Float[Tensor, "b c h w"], sigma: Float[Tensor, " b"], kernel_size: int
 ) -> Float[Tensor, "b c h w"]:
-    """Gaussian blur with a deviation for each image and mirrored borders, down and then across."""
+    """Blurs with a sigma for each image and mirrored borders, down and then across."""
     reach = kernel_size // 2
     offset = torch.arange(-reach, reach + 1, device=sigma.device)
     kernel = torch.exp(-0.5 * (offset / sigma[:, None]) ** 2)

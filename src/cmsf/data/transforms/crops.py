@@ -1,4 +1,4 @@
-"""Which part of an image a view shows, and how it is brought to the view's size."""
+"""Crops: which box of an image a view shows, and how it is resized."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ _ATTEMPTS = 10
 
 
 class RandomStream:
-    """Successive random numbers for a batch, each image's own: a hash of (seed, epoch, image, view) and the turn."""
+    """Successive random numbers of each image of a batch: a hash of (seed, epoch, image, view) and a counter."""
 
-    def __init__(self, seed: int, epoch: int, index: Int[Tensor, " b"], view: int, turn: int = 0) -> None:
+    def __init__(self, seed: int, epoch: int, index: Int[Tensor, " b"], view: int, counter: int = 0) -> None:
         self.key = (seed, epoch, index.cpu(), view)
-        self.turn = turn
+        self.counter = counter
 
     def __call__(self, count: int) -> Float[Tensor, "b count"]:
-        self.turn += 1
-        return uniform(count, *self.key, self.turn)
+        self.counter += 1
+        return uniform(count, *self.key, self.counter)
 
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """A random box of some share and shape, mirrored or not; torchvision's RandomResizedCrop and flip."""
+    """A box of random share and shape, mirrored or not: torchvision's RandomResizedCrop and RandomHorizontalFlip."""
 
     size: int
     scale: tuple[float, float] = (0.2, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
 
-    turns = 3
-    """How often it draws; the colours of the same view draw after it."""
+    draws = 3
+    """How often it draws from the stream; the colors of the same view draw after it."""
 
     def boxes(
         self, height: Int[Tensor, " b"], width: Int[Tensor, " b"], draw: RandomStream
     ) -> tuple[Int[Tensor, "b 4"], Bool[Tensor, " b"]]:
-        """Top, left, height and width by torchvision's rule, the first of ten that fits; and what is mirrored."""
+        """Returns boxes by torchvision's rule, the first of ten that fits, and which images are mirrored."""
         area, ratio = draw(2 * _ATTEMPTS).double().chunk(2, dim=1)
         area = (height * width)[:, None] * scale_to_range(area, *self.scale)
         ratio = torch.exp(scale_to_range(ratio, *(math.log(side) for side in self.ratio)))
@@ -65,7 +65,7 @@ class RandomCrop:
 
 @dataclass(frozen=True)
 class CenterCrop:
-    """The view for evaluation: resize the shorter side to 256/224 of the size and crop the centre.
+    """The view for evaluation: resizes the shorter side to 256/224 of the size and crops the center.
 
     An image with no side above the size is used whole.
     """
@@ -86,33 +86,33 @@ class CenterCrop:
 Crop = RandomCrop | CenterCrop
 
 
-def image_sizes(pictures: DecodedImages) -> tuple[Int[Tensor, " b"], Int[Tensor, " b"]]:
-    """Heights and widths, on the CPU like all parameters of a view."""
-    shapes = torch.tensor([tuple(picture.shape[-2:]) for picture in pictures])
+def image_sizes(images: DecodedImages) -> tuple[Int[Tensor, " b"], Int[Tensor, " b"]]:
+    """Returns heights and widths, on the CPU like all parameters of a view."""
+    shapes = torch.tensor([tuple(image.shape[-2:]) for image in images])
     return shapes[:, 0], shapes[:, 1]
 
 
 def crop_and_resize(
-    pictures: UInt8[Tensor, "b c h w"], boxes: Int[Tensor, "b 4"], size: int, flipped: Bool[Tensor, " b"]
+    images: UInt8[Tensor, "b c h w"], boxes: Int[Tensor, "b 4"], size: int, flipped: Bool[Tensor, " b"]
 ) -> Float[Tensor, "b c s s"]:
-    """Each image's box (top, left, height, width) at size × size, in [0, 1]; mirrored where asked.
+    """Resizes each image's box (top, left, height, width) to size × size, in [0, 1], and mirrors where asked.
 
     Bilinear and antialiased: `torchvision.transforms.v2.functional.resized_crop`, as two matrix products, which a
     device does for the whole batch at once.
     """
-    boxes = boxes.to(pictures.device)
-    rows = resize_matrix(boxes[:, 0], boxes[:, 2], pictures.shape[-2], size)
-    columns = resize_matrix(boxes[:, 1], boxes[:, 3], pictures.shape[-1], size)
+    boxes = boxes.to(images.device)
+    rows = resize_matrix(boxes[:, 0], boxes[:, 2], images.shape[-2], size)
+    columns = resize_matrix(boxes[:, 1], boxes[:, 3], images.shape[-1], size)
     columns = torch.where(flipped.to(columns.device)[:, None, None], columns.flip(1), columns)
-    return rows[:, None] @ (pictures.float() / 255) @ columns[:, None].mT
+    return rows[:, None] @ (images.float() / 255) @ columns[:, None].mT
 
 
 def resized_crop(
-    picture: UInt8[Tensor, "c h w"], box: Int[Tensor, " 4"], size: int, flipped: bool
+    image: UInt8[Tensor, "c h w"], box: Int[Tensor, " 4"], size: int, flipped: bool
 ) -> UInt8[Tensor, "c s s"]:
-    """One image's box at size × size, rounded to whole grey levels: the same for images of many sizes, on the CPU."""
+    """Resizes one image's box to size × size, rounded to whole grey levels: for images of many sizes, on the CPU."""
     top, left, height, width = box.tolist()
-    inside = picture[None, :, top : top + height, left : left + width]
+    inside = image[None, :, top : top + height, left : left + width]
     resized = interpolate(inside, (size, size), mode="bilinear", antialias=True)[0]
     return resized.flip(-1) if flipped else resized
 
@@ -120,7 +120,7 @@ def resized_crop(
 def resize_matrix(
     start: Int[Tensor, " b"], length: Int[Tensor, " b"], extent: int, size: int
 ) -> Float[Tensor, "b size extent"]:
-    """What each input pixel adds to each output pixel when [start, start + length) is drawn at `size` pixels.
+    """Returns the weight of each input pixel in each output pixel when [start, start + length) has `size` pixels.
 
     A triangle filter, widened by the scale when shrinking; pixels outside of the box weigh nothing.
     """
@@ -138,7 +138,7 @@ def scale_to_range(share: Tensor, low: float, high: float) -> Tensor:
 
 
 def _central_box(height: Tensor, width: Tensor, ratio: tuple[float, float]) -> Int[Tensor, "b 4"]:
-    """The largest centred crop whose aspect ratio is allowed."""
+    """Returns the largest centered crop whose aspect ratio is allowed."""
     tall = torch.minimum(height, (width / ratio[0]).round().long())
     wide = torch.minimum(width, (height * ratio[1]).round().long())
     return torch.stack([(height - tall) // 2, (width - wide) // 2, tall, wide], dim=1)

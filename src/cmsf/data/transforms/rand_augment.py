@@ -15,8 +15,8 @@ from cmsf.data.transforms import color
 from cmsf.data.transforms.augmentation import Augmentation
 from cmsf.data.transforms.crops import RandomStream, scale_to_range
 
-_TURNS = 2
-_LARGEST_SQUARE = 0.5
+_OPERATIONS_EACH = 2
+_MAX_CUTOUT = 0.5
 _GREY = 0.5
 
 
@@ -29,13 +29,13 @@ class RandAugment(Augmentation):
     the nearest pixel, and cuts out 16 pixels. Here what comes from outside is black, and pixels are interpolated.
     """
 
-    def _distorted(self, images: Tensor, draw: RandomStream) -> Tensor:
+    def _distort(self, images: Tensor, draw: RandomStream) -> Tensor:
         # A float32 just below 1 may not be multiplied up to the number of operations.
-        drawn = (draw(_TURNS).double() * len(OPERATIONS)).long()
-        share = draw(_TURNS)
+        drawn = (draw(_OPERATIONS_EACH).double() * len(OPERATIONS)).long()
+        share = draw(_OPERATIONS_EACH)
         # A copy to write to; resizing may have rounded white to a little more than 1.
         images = images.clamp(0, 1)
-        for turn in range(_TURNS):
+        for turn in range(_OPERATIONS_EACH):
             for number, (apply, low, high) in enumerate(OPERATIONS.values()):
                 chosen = (drawn[:, turn] == number).nonzero()[:, 0]
                 if len(chosen):
@@ -43,39 +43,39 @@ class RandAugment(Augmentation):
                     chosen = chosen.to(images.device)
                     images[chosen] = apply(images[chosen], magnitude)
         side, row, column = draw(3).to(images.device).unbind(1)
-        return cutout(images, side * _LARGEST_SQUARE, row, column)
+        return cutout(images, side * _MAX_CUTOUT, row, column)
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
-    """Anticlockwise about the centre."""
+    """Turns images anticlockwise about the center."""
     sine, cosine = degrees.deg2rad().sin(), degrees.deg2rad().cos()
     return _affine(images, {(0, 0): cosine, (0, 1): -sine, (1, 0): sine, (1, 1): cosine})
 
 
 def shear_x(images: Tensor, slope: Tensor) -> Tensor:
-    """Rows moved to the left by their distance from the top edge times the slope."""
+    """Moves rows to the left by their distance from the top edge times the slope."""
     return _affine(images, {(0, 1): slope, (0, 2): slope})
 
 
 def shear_y(images: Tensor, slope: Tensor) -> Tensor:
-    """Columns moved up by their distance from the left edge times the slope."""
+    """Moves columns up by their distance from the left edge times the slope."""
     return _affine(images, {(1, 0): slope, (1, 2): slope})
 
 
 def translate_x(images: Tensor, share: Tensor) -> Tensor:
-    """To the right by a share of the width."""
+    """Moves images to the right by a share of the width."""
     return _affine(images, {(0, 2): -2 * share})
 
 
 def translate_y(images: Tensor, share: Tensor) -> Tensor:
-    """By a share of the height."""
+    """Moves images down by a share of the height."""
     return _affine(images, {(1, 2): -2 * share})
 
 
 def cutout(
     images: Float[Tensor, "b c s s"], side: Float[Tensor, " b"], row: Float[Tensor, " b"], column: Float[Tensor, " b"]
 ) -> Float[Tensor, "b c s s"]:
-    """A grey square over the pixels whose centres are inside; side and centre are shares of the image's side."""
+    """Puts a grey square over the pixels whose centers are inside; side and center are shares of the image's side."""
     pixel = (torch.arange(images.shape[-1], device=images.device) + 0.5) / images.shape[-1]
     down = (pixel - row[:, None]).abs() < side[:, None] / 2
     across = (pixel - column[:, None]).abs() < side[:, None] / 2
@@ -83,7 +83,7 @@ def cutout(
 
 
 def _affine(images: Tensor, entries: dict[tuple[int, int], Tensor]) -> Tensor:
-    """Each output pixel from where a matrix of each image's own sends it, in coordinates from -1 to 1.
+    """Takes each output pixel from where a matrix of each image's own sends it, in coordinates from -1 to 1.
 
     `entries` are those that are not the identity's, by row and column.
     """
@@ -96,7 +96,7 @@ def _affine(images: Tensor, entries: dict[tuple[int, int], Tensor]) -> Tensor:
 
 
 class Operation(NamedTuple):
-    """What is done to images with a magnitude each, and the range that the magnitude is drawn from."""
+    """A function of images and a magnitude each, and the range that the magnitude is drawn from."""
 
     apply: Callable[[Tensor, Tensor], Tensor]
     low: float = 0.0
