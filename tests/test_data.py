@@ -129,7 +129,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no images below"):
         open_source(tmp_path)
     (tmp_path / "list.txt").write_text("a")
-    with pytest.raises(BadInput, match="is no source of images"):
+    with pytest.raises(BadInput, match="is not a source of images"):
         open_source(tmp_path / "list.txt")
     (tmp_path / "broken.npz").write_bytes(b"PK nothing")
     with pytest.raises(BadInput, match=r"cannot read .*broken\.npz"):

@@ -190,8 +190,8 @@ def test_flags_are_read_as_what_they_stand_for(flag: str, text: str, value: obje
     ("text", "message"),
     [
         ("epochs: [1", "is not valid YAML"),
-        ("- 1", "is no recipe"),
-        ("1: 2", "is no recipe"),
+        ("- 1", "is not a recipe"),
+        ("1: 2", "is not a recipe"),
         ("epoch: 3", "did you mean epochs"),
         ("name: ../../elsewhere", "cannot be called"),
         ("!!python/object/apply:os.system ['true']", "is not valid YAML"),
@@ -205,7 +205,7 @@ def test_a_file_that_is_no_recipe_is_refused(text: str, message: str) -> None:
 def test_a_recipe_of_a_run_that_lacks_a_setting_is_of_another_version() -> None:
     resolved = resolve(get_recipe("msf-small"), noise(72, 8), 30)
     lines = [line for line in resolved.to_yaml().splitlines() if not line.startswith("support_images")]
-    with pytest.raises(BadInput, match="says nothing of support_images: another version of cmsf wrote it"):
+    with pytest.raises(BadInput, match="lacks support_images: another version of cmsf wrote it"):
         Resolved.from_yaml("\n".join(lines), "run/recipe.yaml")
     assert Resolved.from_yaml(resolved.to_yaml(), "run/recipe.yaml") == resolved
 

@@ -1,4 +1,4 @@
-"""From what a user calls the data to a source of images."""
+"""Opens a source of images by its name; a new kind of source is a file in sources/ and a line here."""
 
 from __future__ import annotations
 
@@ -21,19 +21,26 @@ from cmsf.utils.files import expand_user
 SAMPLE = "fashion-mnist-sample"
 _FORMS = "a folder of images, a .csv or .parquet list, an .npz, torchvision:NAME, hf:NAME or wds:SHARDS"
 
+_SCHEMES: dict[str, Callable[[str], Source]] = {
+    "torchvision": open_torchvision,
+    "hf": open_hugging_face,
+    "wds": open_shards,
+}
+"""Sources by prefix; their libraries are imported when one is opened."""
+
 
 def open_source(data: str | Path | None) -> Source:
-    """A source by its name, one of the forms above; with nothing given, the embedded sample of Fashion-MNIST."""
+    """Opens a source by its name, in one of the forms above; None is the embedded sample of Fashion-MNIST."""
     if data is None or str(data) == SAMPLE:
         with as_file(files("cmsf.data") / "sample" / "fashion-mnist.npz") as path:
             return open_npz(path, SAMPLE)
     scheme, colon, rest = str(data).partition(":")
-    if colon and scheme in _schemes():
-        return _schemes()[scheme](rest)
+    if colon and scheme in _SCHEMES:
+        return _SCHEMES[scheme](rest)
     path = expand_user(data)
     if not os.path.exists(path):  # which a name that is too long for any file does not, and raises nothing
         if colon and scheme.isidentifier():
-            raise BadInput(f"no source is called {scheme}:; {did_you_mean(scheme, _schemes(), f'give {_FORMS}')}")
+            raise BadInput(f"no source is called {scheme}:; {did_you_mean(scheme, _SCHEMES, f'give {_FORMS}')}")
         raise BadInput(f"there is no {path}; give {_FORMS}")
     if is_saved_dataset(path) or (path.suffix.lower() in (".parquet", ".pq") and holds_images(path)):
         return open_hugging_face(str(path))
@@ -43,12 +50,12 @@ def open_source(data: str | Path | None) -> Source:
         return open_npz(path)
     if path.suffix.lower() in TABLE_SUFFIXES:
         return open_table(path)
-    raise BadInput(f"{path} is no source of images; give {_FORMS}")
+    raise BadInput(f"{path} is not a source of images; give {_FORMS}")
 
 
 @dataclass(frozen=True)
 class DataRequest:
-    """What a user names: images, labels for them, and images to test on; as found from any working directory."""
+    """The images, labels and test images that a user names, by names that hold in any working directory."""
 
     data: str
     labels: str | None = None
@@ -61,7 +68,7 @@ class DataRequest:
         return any(runs_command(rest) for rest in shards)
 
     def missing_download(self) -> str | None:
-        """What of it torchvision would download, into a folder that it may name itself."""
+        """Returns the source that torchvision would have to download, into a folder that its name may say."""
         sets = [name for name in (self.data, self.val or "") if name.startswith("torchvision:")]
         return next((name for name in sets if not is_on_disk(name.removeprefix("torchvision:"))), None)
 
@@ -69,11 +76,14 @@ class DataRequest:
     def of(
         cls, data: str | Path | None, labels: str | Path | None = None, val: str | Path | None = None
     ) -> DataRequest:
-        given = None if labels is None else _absolute(labels)
-        return cls(_lasting(data), given, None if val is None else _lasting(val))
+        return cls(
+            _absolute_name(data),
+            None if labels is None else _absolute(labels),
+            None if val is None else _absolute_name(val),
+        )
 
 
-def _lasting(data: str | Path | None) -> str:
+def _absolute_name(data: str | Path | None) -> str:
     if data is None or str(data) == SAMPLE:
         return SAMPLE
     scheme, _, rest = str(data).partition(":")
@@ -83,15 +93,10 @@ def _lasting(data: str | Path | None) -> str:
     if scheme == "hf":  # a name on the Hub is what it is
         return f"{scheme}:{_absolute(rest) if expand_user(rest).exists() else rest}"
     if scheme == "wds":  # and so is a URL
-        return f"{scheme}:{'::'.join(one if ':' in one else _absolute(one) for one in rest.split('::'))}"
+        return f"{scheme}:{'::'.join(url if ':' in url else _absolute(url) for url in rest.split('::'))}"
     return _absolute(data)
 
 
 def _absolute(path: str | Path) -> str:
-    """Links are left as they are: what a list names is relative to where the list was named."""
+    """Returns an absolute path, with links as they are: what a list names is relative to where the list was named."""
     return os.path.abspath(expand_user(path))
-
-
-def _schemes() -> dict[str, Callable[[str], Source]]:
-    """Sources by prefix; their libraries are loaded when one is asked for."""
-    return {"torchvision": open_torchvision, "hf": open_hugging_face, "wds": open_shards}

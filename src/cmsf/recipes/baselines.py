@@ -1,4 +1,4 @@
-"""What else one could do with the same images, network and loop: the methods that the paper compares with.
+"""Baselines: the methods that the paper compares with, on the same images, network and loop.
 
 Each docstring names the equation and the settings of the method's own paper, which `AT_PAPER_SCALE` has for the scale
 `imagenet`; what is not among them, such as views where they are not named, is this paper's. At the other scales

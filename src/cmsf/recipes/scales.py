@@ -1,4 +1,4 @@
-"""The scales: network, views and schedule for a size of data."""
+"""Scales: network, views and schedule for a size of data."""
 
 from __future__ import annotations
 

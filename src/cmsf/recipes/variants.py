@@ -1,4 +1,4 @@
-"""What the paper varies: METHOD+VARIANT is the method with one thing changed, and METHOD+VARIANT+VARIANT with two."""
+"""Variants of the paper: METHOD+VARIANT is the method with one thing changed, METHOD+VARIANT+VARIANT with two."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Variant:
     about: str
     changes: dict[str, Any]
     methods: tuple[str, ...] = _ALL
-    """Those that have a use for it."""
+    """The methods that it applies to."""
     at_paper_scale: dict[str, Any] = field(default_factory=dict)
-    """What else it changes at the scale `imagenet`."""
+    """Further changes at the scale `imagenet`."""
 
 
 VARIANTS = {

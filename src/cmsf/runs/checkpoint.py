@@ -97,7 +97,7 @@ class Checkpoint:
         if any(Path(part.file).name != part.file for part in parts.values()):  # no file outside the folder is read
             raise corrupt
         try:
-            recipe = Resolved.of(about.get("recipe"), "its recipe")
+            recipe = Resolved.from_values(about.get("recipe"), "its recipe")
         except BadInput as error:
             raise CorruptCheckpoint(str(error)) from None
         return cls(path, about["step"], recipe, parts)
