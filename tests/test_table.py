@@ -196,7 +196,7 @@ def test_parquet_may_have_splits_and_no_labels(folder: Path) -> None:
         (b"path,label,split\na.png,cat,training\n", "a split called 'training'; use train, val and test"),
         (b"path,label,split\na.png,cat,test\n", "has no images in the split train"),
         (b"path,label\n,cat\n", "row 1 of list.csv has no path"),
-        (b"index,label\n0,cat\n", "has no column path, and without paths it is no list of images"),
+        (b"index,label\n0,cat\n", "has no column path, and without paths it is not a list of images"),
         (b'path,label\n"a.png,cat\n', "cannot read list.csv"),
     ],
 )

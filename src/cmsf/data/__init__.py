@@ -1,4 +1,4 @@
-"""Where images come from."""
+"""Data: sources of images, splits, labels, loading and transforms."""
 
 from cmsf.data.dataset import Dataset, Split
 from cmsf.data.images import Images, Unreadable

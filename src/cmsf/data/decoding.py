@@ -1,4 +1,4 @@
-"""From an image file of any kind to upright red, green and blue."""
+"""Decodes image files of any kind to upright RGB."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ _SIDEWAYS = (5, 6, 7, 8)
 
 
 def open_image(file: Path | BytesIO) -> Image.Image:
-    """An image of one of these kinds, whatever its name; Pillow has others, and starts a program for one of them."""
+    """Opens an image of one of these kinds, whatever its name; for one of its others Pillow starts a program."""
     return Image.open(file, formats=_FORMATS)
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
-    """Height and width as it will be seen, without decoding."""
+    """Returns height and width as the image will be seen, without decoding it."""
     width, height = image.size
     # Pillow turns a TIFF itself, and decodes a PNG to look for EXIF behind its pixels.
     turned = image.format != "TIFF" and (image.format != "PNG" or "exif" in image.info)
     return (width, height) if turned and _orientation(image) in _SIDEWAYS else (height, width)
 
 
-def decode(image: Image.Image, enough: int) -> UInt8[Tensor, "3 h w"]:
-    """Upright pixels; a JPEG may be read at a fraction of its size that leaves `enough` pixels a side.
+def decode(image: Image.Image, min_side: int) -> UInt8[Tensor, "3 h w"]:
+    """Returns upright pixels; a JPEG may be read at a fraction of its size that leaves `min_side` pixels a side.
 
     16-bit grey is brought to eight bits (65,535 to 255), and what is transparent becomes white. The pixels lie in
     memory as decoded, colour by colour within each, which is what resizing on the CPU is fastest with.
     """
-    image.draft("RGB", (enough, enough))
+    image.draft("RGB", (min_side, min_side))
     image.load()  # before EXIF is asked for, which would hide what is wrong with the pixels
     orientation = _orientation(image)
     if image.mode.startswith(("I", "F")):
@@ -60,13 +60,13 @@ def decode(image: Image.Image, enough: int) -> UInt8[Tensor, "3 h w"]:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
-def shrink(picture: UInt8[Tensor, "3 h w"], largest_side: int) -> UInt8[Tensor, "3 tall wide"]:
-    """The shorter side brought down to `largest_side`, where it is above it."""
-    short = min(picture.shape[1:])
-    if short <= largest_side:
-        return picture
-    height, width = (max(1, round(side * largest_side / short)) for side in picture.shape[1:])
-    resized = torch.nn.functional.interpolate(picture[None], (height, width), mode="bilinear", antialias=True)[0]
+def shrink(pixels: UInt8[Tensor, "3 h w"], max_side: int) -> UInt8[Tensor, "3 tall wide"]:
+    """Resizes so that the shorter side has at most `max_side` pixels."""
+    short = min(pixels.shape[1:])
+    if short <= max_side:
+        return pixels
+    height, width = (max(1, round(side * max_side / short)) for side in pixels.shape[1:])
+    resized = torch.nn.functional.interpolate(pixels[None], (height, width), mode="bilinear", antialias=True)[0]
     # Whatever order the resizing has left them in, pixels lie colour by colour within each.
     return resized.permute(1, 2, 0).contiguous().permute(2, 0, 1)
 
@@ -79,7 +79,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Integers of more than 8 bits and floating point as grey: 16 bits by 257, others by their range."""
+    """Converts integers of more than 8 bits and floating point to grey: 16 bits by 257, others by their range."""
     values = np.nan_to_num(np.asarray(image).astype(np.float64), nan=0, posinf=0, neginf=0)
     if image.mode.startswith("I;16") or (image.mode == "I" and 255 < values.max() <= 65535):
         values = values / 257

@@ -1,4 +1,4 @@
-"""Fewer, noisier or coarser labels, decided by a seed and each image's index."""
+"""Labels, and how they are made fewer, noisier or coarser, by a seed and each image's index."""
 
 from __future__ import annotations
 
@@ -45,33 +45,33 @@ class Labels:
         return self.number != UNKNOWN
 
     def counts(self) -> Int[Tensor, " c"]:
-        """How many images each class has."""
+        """Returns how many images each class has."""
         return self.number[self.known].bincount(minlength=len(self.names))
 
     def keep(self, kept: Bool[Tensor, " n"]) -> Labels:
-        """The labels of some images alone."""
+        """Returns the labels of some images alone."""
         return replace(self, number=torch.where(kept, self.number, UNKNOWN))
 
     def keep_classes(self, wanted: Set[str], origin: str) -> Labels:
-        """The labels of some classes alone, which are then all there are."""
-        found = [name if name in wanted else None for name in self.to_names()]
-        if not any(found):
+        """Returns the labels of some classes alone, which are then all there are."""
+        names = [name if name in wanted else None for name in self.to_names()]
+        if not any(names):
             raise BadInput(f"none of the {len(wanted)} classes of {origin} is among {', '.join(self.names[:3])} …")
-        return Labels.from_names(found, tuple(name for name in self.names if name in wanted))
+        return Labels.from_names(names, tuple(name for name in self.names if name in wanted))
 
 
 def share_of_each_class(labels: Labels, share: float, seed: int) -> Labels:
-    """A share of every class, rounded, and one image at least."""
-    return _some_of_each_class(labels, lambda count: max(1, math.floor(share * count + 0.5)), seed)
+    """Keeps a share of every class, rounded, and one image at least."""
+    return _sample_each_class(labels, lambda count: max(1, math.floor(share * count + 0.5)), seed)
 
 
 def number_of_each_class(labels: Labels, number: int, seed: int) -> Labels:
-    """So many of every class, or all where it has fewer."""
-    return _some_of_each_class(labels, lambda count: number, seed)
+    """Keeps `number` images of every class, or all where it has fewer."""
+    return _sample_each_class(labels, lambda count: number, seed)
 
 
 def add_noise(labels: Labels, rate: float, seed: int) -> Labels:
-    """Each label replaced with probability `rate`, independently, by one of the other classes there are, all alike."""
+    """Replaces each label with probability `rate`, independently, by one of the other classes, all as likely."""
     present = labels.counts().nonzero()[:, 0]
     if len(present) < 2:
         raise BadInput(f"label noise needs two classes or more, and there are {len(present)}")
@@ -83,7 +83,7 @@ def add_noise(labels: Labels, rate: float, seed: int) -> Labels:
 
 
 def coarsen(labels: Labels, group: Mapping[str, str], origin: str) -> Labels:
-    """Classes joined into groups; every class that occurs must have one."""
+    """Joins classes into groups; every class that occurs must have one."""
     missing = [name for name, count in zip(labels.names, labels.counts().tolist(), strict=True)
                if count and name not in group]  # fmt: skip
     if missing:
@@ -96,14 +96,14 @@ def coarsen(labels: Labels, group: Mapping[str, str], origin: str) -> Labels:
 
 
 def read_groups(coarse: str) -> Mapping[str, str]:
-    """Groups by class: `wordnet` for ImageNet's by the paper's rule, or a CSV of class,group."""
+    """Returns groups by class: `wordnet` for ImageNet's by the paper's rule, or a CSV of class,group."""
     return coarse_groups() if coarse == "wordnet" else read_mapping(expand_user(coarse))
 
 
 def modify_labels(
     labels: Labels, *, coarse: str = "none", share: float = 1.0, per_class: int = 0, noise: float = 0.0, seed: int = 0
 ) -> Labels:
-    """Coarser, then fewer, then noisier: so the rate of noise is that of the labels one trains with."""
+    """Makes labels coarser, then fewer, then noisier: so the rate of noise is that of the labels one trains with."""
     if coarse != "none":
         labels = coarsen(labels, read_groups(coarse), coarse)
     if share < 1:
@@ -115,11 +115,11 @@ def modify_labels(
     return labels
 
 
-def _some_of_each_class(labels: Labels, wanted: Callable[[int], int], seed: int) -> Labels:
+def _sample_each_class(labels: Labels, sample_size: Callable[[int], int], seed: int) -> Labels:
     chance = uniform(2, seed, _CHOOSING, torch.arange(len(labels))).double()
     order = (chance[:, 0] + chance[:, 1] / 2**24).argsort(stable=True)
     kept = torch.zeros(len(labels), dtype=torch.bool)
     for number, count in enumerate(labels.counts().tolist()):
         if count:
-            kept[order[labels.number[order] == number][: wanted(count)]] = True
+            kept[order[labels.number[order] == number][: sample_size(count)]] = True
     return labels.keep(kept)

@@ -1,4 +1,4 @@
-"""Which images come when: the seeded order of an epoch, and labelled images beside a batch."""
+"""Sampling: the seeded order of an epoch, and labelled images beside a batch."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.rng import permutation
 
-_OPEN_BLOCKS = 8
+_BLOCKS_AT_A_TIME = 8
 
 
 def epoch_order(blocks: Int[Tensor, " n"] | None, count: int, seed: int, epoch: int) -> Int[Tensor, " n"]:
-    """All images at random; where they lie in blocks, at random among a few blocks at a time, the blocks at random.
+    """Shuffles all images; where they lie in blocks, within a few blocks at a time, and the blocks too.
 
     It depends on the seed and the epoch alone, so a run can be taken up at any step.
     """
     order = permutation(count, seed, epoch)
     if blocks is None:
         return order
-    turn = permutation(int(blocks.max()) + 1, seed, epoch, _OPEN_BLOCKS)
+    turn = permutation(int(blocks.max()) + 1, seed, epoch, _BLOCKS_AT_A_TIME)
     window = torch.empty_like(turn)
-    window[turn] = torch.arange(len(turn)) // _OPEN_BLOCKS
+    window[turn] = torch.arange(len(turn)) // _BLOCKS_AT_A_TIME
     return order[window[blocks[order]].argsort(stable=True)]
 
 
@@ -35,7 +35,7 @@ _DRAWING, _CHOOSING = 0x5099 << 40, 0x509A << 40
 
 @dataclass(frozen=True)
 class SupportSampler:
-    """Labelled images drawn anew for every step, none twice in one: a hash of seed and step, so nothing is remembered.
+    """Draws labelled images anew for every step, none twice in one, by a hash of seed and step: it has no state.
 
     classes: so many classes a step, and `images` of each; 0: `images` in all, whatever their class.
     """

@@ -1,4 +1,4 @@
-"""What is in a pile of images: counts, sizes, what cannot be read, what is there twice."""
+"""A survey of a source: sizes, images that cannot be read, duplicates."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cmsf.data.images import Images, Unreadable
 from cmsf.data.source import Source
 from cmsf.utils.progress import track
 
-_WHOLE = 1 << 20  # no image is to be read at a fraction of its size
+_FULL_SIZE = 1 << 20  # no image is to be read at a fraction of its size
 
 
 @dataclass(frozen=True)
 class ImageRecord:
-    """One image as it was seen: where it is, what it is called, and its size."""
+    """One image: its split, path, class and size."""
 
-    part: str
+    split: str
     path: str
     name: str | None
     height: int
@@ -34,38 +34,40 @@ class Survey:
 
     @property
     def conflicting(self) -> list[list[ImageRecord]]:
-        """Copies with different classes."""
-        return [group for group in self.duplicates if len({one.name for one in group if one.name is not None}) > 1]
+        """Duplicates with different classes."""
+        return [
+            group for group in self.duplicates if len({image.name for image in group if image.name is not None}) > 1
+        ]
 
     @property
     def leaked(self) -> list[list[ImageRecord]]:
-        """Copies in two splits: a test on them is none."""
-        return [group for group in self.duplicates if len({one.part for one in group}) > 1]
+        """Duplicates in two splits: a test on them is none."""
+        return [group for group in self.duplicates if len({image.split for image in group}) > 1]
 
 
 def survey(source: Source) -> Survey:
-    """Read every image of a source once."""
+    """Reads every image of a source once."""
     images: list[ImageRecord] = []
     broken: list[Unreadable] = []
     by_pixels: dict[bytes, list[ImageRecord]] = defaultdict(list)
-    for part_name, part in source.ordered_splits():
+    for name, split in source.ordered_splits():
         with ThreadPoolExecutor() as pool:
-            seen = pool.map(lambda i, pile=part.images: _look(pile, i), range(len(part)))
-            for i, one in enumerate(track(seen, f"reading {part_name}", len(part))):
-                if isinstance(one, Unreadable):
-                    broken.append(one)
+            results = pool.map(lambda i, images=split.images: _read(images, i), range(len(split)))
+            for i, result in enumerate(track(results, f"reading {name}", len(split))):
+                if isinstance(result, Unreadable):
+                    broken.append(result)
                     continue
-                digest, height, width = one
-                found = ImageRecord(part_name, part.images.paths[i], part.names[i], height, width)
-                images.append(found)
-                by_pixels[digest].append(found)
+                digest, height, width = result
+                image = ImageRecord(name, split.images.paths[i], split.names[i], height, width)
+                images.append(image)
+                by_pixels[digest].append(image)
     return Survey(images, broken, [group for group in by_pixels.values() if len(group) > 1])
 
 
-def _look(images: Images, i: int) -> tuple[bytes, int, int] | Unreadable:
-    """A digest of the pixels as they are seen, with the size."""
+def _read(images: Images, i: int) -> tuple[bytes, int, int] | Unreadable:
+    """Returns a digest of the pixels as they are seen, height and width."""
     try:
-        pixels = images.decode(i, _WHOLE)
+        pixels = images.decode(i, _FULL_SIZE)
     except Unreadable as error:
         return error
     height, width = pixels.shape[1:]

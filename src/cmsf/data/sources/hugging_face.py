@@ -21,7 +21,7 @@ from PIL import Image
 
 from cmsf.data.decoding import open_image
 from cmsf.data.images import Images
-from cmsf.data.source import SPLIT_ALIASES, Source, SourceSplit, disambiguate, sort_classes
+from cmsf.data.source import SPLIT_ALIASES, Source, SourceSplit, all_classes, disambiguate
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import expand_user
 from cmsf.utils.progress import bars_enabled
@@ -32,19 +32,19 @@ _LABEL_COLUMNS = ("label", "labels", "class", "fine_label")
 
 
 def open_hugging_face(rest: str) -> Source:
-    """NAME or NAME@CONFIG on the Hub, a folder or a Parquet file."""
+    """Opens NAME or NAME@CONFIG on the Hub, a folder or a Parquet file."""
     library = _datasets()
-    name, config = _place(rest)
+    name, config = _split_name(rest)
     try:
         loaded = _load(library, name, config)
     # Hub, network, builders and file formats fail in their own ways, and each says what is the matter.
     except Exception as error:
         raise BadInput(f"cannot open hf:{rest}: {first_line(error, 200)}") from None
     by_split = dict(loaded) if isinstance(loaded, Mapping) else {"train": loaded}
-    chosen, notes = _parts(rest, {split: content for split, content in by_split.items() if len(content)})
-    parts: dict[str, SourceSplit] = {}
+    chosen, notes = _choose_splits(rest, {split: rows for split, rows in by_split.items() if len(rows)})
+    splits: dict[str, SourceSplit] = {}
     classes: list[str] = []
-    for part, content in chosen.items():
+    for split, content in chosen.items():
         image = _image_column(library, content)
         if image is None:
             raise BadInput(f"hf:{rest} has the columns {', '.join(content.column_names)}, and none of images")
@@ -52,12 +52,10 @@ def open_hugging_face(rest: str) -> Source:
         names, known = ([None] * len(content), ()) if label is None else _names(content, label)
         classes += known
         rows = content.select_columns([image]).cast_column(image, library.Image(decode=False))
-        parts[part] = SourceSplit(TableImages(rows, image, _paths(rows, image, part, Path(name))), names)
-        if label is None and part == "train":
+        splits[split] = SourceSplit(TableImages(rows, image, _paths(rows, image, split, Path(name))), names)
+        if label is None and split == "train":
             notes += (f"hf:{rest} has no column of classes ({', '.join(content.column_names)}), so it is unlabelled",)
-    met = {label for part in parts.values() for label in part.names} - {None}
-    listed = tuple(label for label in dict.fromkeys((*classes, *sort_classes(met))) if label in met)
-    return Source(Path(name).name, parts, listed, notes)
+    return Source(Path(name).name, splits, all_classes(splits, classes), notes)
 
 
 def is_saved_dataset(path: Path) -> bool:
@@ -105,8 +103,8 @@ def _datasets() -> ModuleType:
     return library
 
 
-def _place(rest: str) -> tuple[str, str | None]:
-    """The name or the path, and the configuration; an @ may be part of a path that exists."""
+def _split_name(rest: str) -> tuple[str, str | None]:
+    """Returns the name or the path, and the configuration; an @ may be part of a path that exists."""
     whole = expand_user(rest)
     name, at, config = rest.rpartition("@")
     if whole.exists() or not at:
@@ -126,22 +124,22 @@ def _load(library: ModuleType, name: str, config: str | None) -> Any:
     return library.load_dataset(name, config)
 
 
-def _parts(rest: str, splits: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The splits that are parts, and a note on others; a single split is there to be trained on, whatever its name."""
+def _choose_splits(rest: str, splits: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Returns train, val and test, and a note on others; a single split is trained on, whatever its name."""
     if not splits:
         raise BadInput(f"hf:{rest} holds no images")
     if len(splits) == 1:
         (split,) = splits
         note = () if split == "train" else (f"hf:{rest} has one split, {split}, which is trained on",)
         return {"train": splits[split]}, note
-    parts: dict[str, Any] = {}
-    for split, part in SPLIT_ALIASES.items():
-        if split in splits:
-            parts.setdefault(part, splits[split])
-    if "train" not in parts:
+    chosen: dict[str, Any] = {}
+    for alias, split in SPLIT_ALIASES.items():
+        if alias in splits:
+            chosen.setdefault(split, splits[alias])
+    if "train" not in chosen:
         raise BadInput(f"hf:{rest} has the splits {', '.join(splits)}, and none called train")
-    others = [f"{split} ({len(content)} rows)" for split, content in splits.items() if content not in parts.values()]
-    return parts, ((f"splits left alone: {', '.join(others)}",) if others else ())
+    others = [f"{split} ({len(content)} rows)" for split, content in splits.items() if content not in chosen.values()]
+    return chosen, ((f"splits left alone: {', '.join(others)}",) if others else ())
 
 
 def _image_column(library: ModuleType, content: Any) -> str | None:
@@ -151,7 +149,7 @@ def _image_column(library: ModuleType, content: Any) -> str | None:
 
 
 def _column_of_files(schema: pa.Schema) -> str | None:
-    """The column of images by its type: bytes with a path, as `datasets` writes them, or plain bytes by their name."""
+    """Returns the column of images: bytes with a path, as `datasets` writes them, or plain bytes with a usual name."""
     files = [
         field.name
         for field in schema
@@ -180,22 +178,22 @@ def _label_column(library: ModuleType, content: Any) -> str | None:
 
 
 def _names(content: Any, column: str) -> tuple[list[str | None], tuple[str, ...]]:
-    """Each row's class, and all classes in the order of their numbers where they have one."""
+    """Returns each row's class, and all classes in the order of their numbers where they have one."""
     values = content.select_columns([column])[:][column]
     known = disambiguate(getattr(content.features[column], "names", None) or ())
     names = [None if value in (None, -1, "", "-1") else known[value] if known else str(value) for value in values]
     return names, known
 
 
-def _paths(rows: Any, column: str, part: str, root: Path) -> list[str]:
-    """Each file's own name, if all have one that lasts; else the number of its row."""
+def _paths(rows: Any, column: str, split: str, root: Path) -> list[str]:
+    """Returns each file's own name, if all have one that lasts; else the number of its row."""
     cells = rows.with_format("arrow")[:].column(column)
     own = pc.struct_field(cells, "path").to_pylist()
-    numbered = [f"{part}/{i}" for i in range(len(own))]
+    numbered = [f"{split}/{i}" for i in range(len(own))]
     if None in own or len(set(own)) < len(own):
         return numbered
     if not any(map(os.path.isabs, own)):
-        return [f"{part}/{path}" for path in own]
+        return [f"{split}/{path}" for path in own]
     below = [os.path.relpath(path, root.resolve()) for path in own]
     outside = any(path.startswith("..") for path in below)  # a cache's folders, which are called by a hash
     return numbered if outside else [Path(path).as_posix() for path in below]

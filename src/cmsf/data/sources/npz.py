@@ -38,35 +38,33 @@ _NAMES = frozenset({"classes", *(f"{letter}{part}" for letter in "xy" for part i
 
 
 def open_npz(path: Path, name: str | None = None) -> Source:
-    """uint8 images (n, h, w) or (n, h, w, c) with c of 1 or 3, whole labels (-1: none), and optionally `classes`."""
+    """Opens uint8 images (n, h, w) or (n, h, w, c) with c of 1 or 3, whole labels (-1: none) and, if given, `classes`."""
     arrays = _read(path)
     train = "train" if "x_train" in arrays else ""
-    found = {"train": train} | {part: part for part in ("val", "test") if _key("x", part) in arrays}
-    for part in found.values():
-        _check(path, arrays, part)
-    labels = {split: _labels(arrays, part) for split, part in found.items()}
+    suffixes = {"train": train} | {split: split for split in ("val", "test") if _key("x", split) in arrays}
+    for suffix in suffixes.values():
+        _check(path, arrays, suffix)
+    labels = {split: _labels(arrays, suffix) for split, suffix in suffixes.items()}
     values = np.unique(np.concatenate(list(labels.values())))
     values = values[values != UNKNOWN]
     classes = _class_names(path, arrays, values)
-    called = dict(zip(values.tolist(), classes, strict=True)) | {UNKNOWN: None}
-    parts = {
-        split: SourceSplit(
-            to_images(arrays[_key("x", part)], _key("x", part)), [called[n] for n in labels[split].tolist()]
-        )
-        for split, part in found.items()
-    }
-    return Source(name or path.stem, parts, classes)
+    name_of = dict(zip(values.tolist(), classes, strict=True)) | {UNKNOWN: None}
+    splits = {}
+    for split, suffix in suffixes.items():
+        key = _key("x", suffix)
+        splits[split] = SourceSplit(to_images(arrays[key], key), [name_of[number] for number in labels[split].tolist()])
+    return Source(name or path.stem, splits, classes)
 
 
-def to_images(images: NDArray[np.uint8], called: str) -> ArrayImages:
-    """Arrays with the channels last, or without any, as images with the channels first."""
+def to_images(images: NDArray[np.uint8], name: str) -> ArrayImages:
+    """Returns arrays with the channels last, or without any, as images with the channels first."""
     channels_first = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
-    paths = [f"{called}/{i}" for i in range(len(images))]
+    paths = [f"{name}/{i}" for i in range(len(images))]
     return ArrayImages(torch.from_numpy(np.ascontiguousarray(channels_first)), paths)
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays that a source is made of, once it is known that they fit into memory."""
+    """Reads the arrays that a source is made of, once it is known that they fit into memory."""
     check_regular_file(path)
     try:
         archive = np.load(path, allow_pickle=False)
@@ -88,7 +86,7 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _size(archive: NpzFile, name: str) -> int:
-    """Bytes in memory by what is said of an array, which must be what the archive has of it."""
+    """Returns the bytes that an array's header says it has, which must be what the archive has of it."""
     assert archive.zip is not None
     held = next(item for item in archive.zip.infolist() if item.filename in (name, f"{name}.npy"))
     with archive.zip.open(held) as stream:

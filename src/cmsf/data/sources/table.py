@@ -28,17 +28,17 @@ _DIGITS = 19
 """A number with so many is above any count."""
 _TABLE_BY_BYTE, _CELL = 16, 160
 """Bytes of memory for each byte of a CSV, and for each cell of a table, at most."""
-_LONGEST_TEXT = 1 << 16
+_MAX_TEXT = 1 << 16
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of a list: which image, which label."""
+    """The rows of a list: an image and its label each."""
 
     file: Path
     column: str
-    """`path`, or `index` where the images have no paths that their owner knows."""
+    """What `keys` are: `path`, or `index` where the images have no paths that their owner knows."""
     keys: list[str]
     labels: list[str | None]
     splits: list[str]
@@ -69,33 +69,33 @@ def read_table(file: Path) -> Table:
 
 
 def open_table(file: Path) -> Source:
-    """Images by their paths relative to the list; a blank label is none, and a column `split` may name the splits."""
+    """Opens images by their paths relative to the list; a blank label is none, a column `split` may name the splits."""
     table = read_table(file)
     if not table.keys:
         raise BadInput(f"{file} lists no images")
     if table.column != "path":
-        raise BadInput(f"{file} has no column path, and without paths it is no list of images")
-    parts = {}
+        raise BadInput(f"{file} has no column path, and without paths it is not a list of images")
+    splits = {}
     for split in sorted(set(table.splits)):
-        rows = [number for number, name in enumerate(table.splits) if name == split]
+        rows = [row for row, name in enumerate(table.splits) if name == split]
         images = FileImages(file.parent, [table.keys[row] for row in rows])
-        parts[split] = SourceSplit(images, [table.labels[row] for row in rows])
-    if "train" not in parts:
+        splits[split] = SourceSplit(images, [table.labels[row] for row in rows])
+    if "train" not in splits:
         raise BadInput(f"{file} has no images in the split train")
     notes = () if table.has_labels else (f"{file.name} has no column called label, so the images are unlabelled",)
-    return Source(file.stem, parts, sort_classes(table.labels), notes)
+    return Source(file.stem, splits, sort_classes(table.labels), notes)
 
 
-def match_labels(file: Path, parts: Mapping[str, Sequence[str]], root: Path | None) -> dict[str, list[str | None]]:
-    """The listed label of every image of a source, None for a blank or where it is not listed."""
-    found = match_listed(file, parts, root)
-    return {part: [given.get(place) for place in range(len(parts[part]))] for part, given in found.items()}
+def match_labels(file: Path, paths: Mapping[str, Sequence[str]], root: Path | None) -> dict[str, list[str | None]]:
+    """Returns the listed label of every image of a source, None for a blank or where it is not listed."""
+    listed = match_listed(file, paths, root)
+    return {split: [labels.get(i) for i in range(len(paths[split]))] for split, labels in listed.items()}
 
 
-def match_listed(file: Path, parts: Mapping[str, Sequence[str]], root: Path | None) -> dict[str, dict[int, str | None]]:
-    """By part and place, the label of each image that is listed, None for a blank.
+def match_listed(file: Path, paths: Mapping[str, Sequence[str]], root: Path | None) -> dict[str, dict[int, str | None]]:
+    """Returns the label of each image that is listed, by split and index; None for a blank.
 
-    parts: the paths of the source's images by part; `root`, where there is one, is the folder they are relative to. A
+    paths: those of the source's images, by split; `root`, where there is one, is the folder they are relative to. A
     list names them by the same paths, or by paths relative to the list, or by index among the training images.
     """
     table = read_table(file)
@@ -104,40 +104,40 @@ def match_listed(file: Path, parts: Mapping[str, Sequence[str]], root: Path | No
     if not table.keys:
         raise BadInput(f"{file} lists no images")
     if table.column == "index":
-        return {"train": _by_index(table, len(parts["train"]))}
-    keys, known = table.keys, parts
-    wrong = _unknown_paths(keys, known)
-    if wrong and root is not None:
+        return {"train": _match_by_index(table, len(paths["train"]))}
+    keys, known = table.keys, paths
+    unknown = _unknown_paths(keys, known)
+    if unknown and root is not None:
         keys = [_below(root, file.parent.resolve() / key) for key in table.keys]
-        known = {part: [_below(root, root.resolve() / path) for path in paths] for part, paths in parts.items()}
-        wrong = min(wrong, _unknown_paths(keys, known), key=len)
-    if wrong:
-        raise BadInput(
-            f"{len(wrong)} of {len(keys)} rows of {file} are for images that are not there (the first is "
-            f"{short_repr(wrong[0])}); paths look like {short_repr(parts['train'][0])}"
-        )
+        known = {split: [_below(root, root.resolve() / path) for path in inside] for split, inside in paths.items()}
+        unknown = min(unknown, _unknown_paths(keys, known), key=len)
+    _refuse_unknown(table, unknown, f"paths look like {short_repr(paths['train'][0])}")
     label = dict(zip(map(_normalize_path, keys), table.labels, strict=True))
-    named = {part: [_normalize_path(path) for path in paths] for part, paths in known.items()}
-    return {part: {i: label[key] for i, key in enumerate(paths) if key in label} for part, paths in named.items()}
+    normalized = {split: [_normalize_path(path) for path in inside] for split, inside in known.items()}
+    return {split: {i: label[key] for i, key in enumerate(keys) if key in label} for split, keys in normalized.items()}
 
 
-def _by_index(table: Table, count: int) -> dict[int, str | None]:
-    wrong = [key for key in table.keys if not (key.isdecimal() and len(key) < _DIGITS) or int(key) >= count]
-    if wrong:
-        raise BadInput(
-            f"{len(wrong)} of {len(table.keys)} rows of {table.file} are for images that are not there (the first is "
-            f"{short_repr(wrong[0])}); index is a whole number below {count}"
-        )
+def _match_by_index(table: Table, count: int) -> dict[int, str | None]:
+    unknown = [key for key in table.keys if not (key.isdecimal() and len(key) < _DIGITS) or int(key) >= count]
+    _refuse_unknown(table, unknown, f"index is a whole number below {count}")
     return {int(key): name for key, name in zip(table.keys, table.labels, strict=True)}
 
 
-def _unknown_paths(keys: Sequence[str], parts: Mapping[str, Sequence[str]]) -> list[str]:
-    known = {_normalize_path(path) for paths in parts.values() for path in paths}
+def _refuse_unknown(table: Table, unknown: Sequence[str], hint: str) -> None:
+    if unknown:
+        raise BadInput(
+            f"{len(unknown)} of {len(table.keys)} rows of {table.file} are for images that are not there (the first is "
+            f"{short_repr(unknown[0])}); {hint}"
+        )
+
+
+def _unknown_paths(keys: Sequence[str], paths: Mapping[str, Sequence[str]]) -> list[str]:
+    known = {_normalize_path(path) for inside in paths.values() for path in inside}
     return [key for key in keys if _normalize_path(key) not in known]
 
 
 def _below(root: Path, path: Path) -> str:
-    """A path relative to the root; links on the way there are left as they are."""
+    """Returns a path relative to the root, with links on the way there as they are."""
     return Path(os.path.relpath(path, root.resolve())).as_posix()
 
 
@@ -146,7 +146,7 @@ def _join_names(columns: Iterable[str]) -> str:
 
 
 def read_mapping(file: Path) -> dict[str, str]:
-    """A CSV or Parquet of two columns, class and group."""
+    """Reads a CSV or Parquet file of two columns, class and group."""
     columns = read_columns(file)
     if len(columns) != 2:
         raise BadInput(f"{file} has the columns {_join_names(columns)}; a mapping has two, class and group")
@@ -164,7 +164,7 @@ def read_mapping(file: Path) -> dict[str, str]:
 
 
 def write_csv(file: Path, header: Sequence[str], rows: Iterable[Sequence[str | None]]) -> None:
-    """A CSV; None is blank."""
+    """Writes a CSV file; None is blank."""
     with atomic_write(file) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
         plain = csv.writer(stream, lineterminator="\n")
         quoted = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL)
@@ -174,7 +174,7 @@ def write_csv(file: Path, header: Sequence[str], rows: Iterable[Sequence[str | N
 
 
 def write_parquet(file: Path, columns: Mapping[str, Sequence[Any]], numbers: Collection[str] = ()) -> None:
-    """A Parquet file; columns are text but for those of numbers."""
+    """Writes a Parquet file; columns are text but for those of numbers."""
     kinds = {name: pa.float64() if name in numbers else pa.string() for name in columns}
     with atomic_write(file) as temporary:
         pq.write_table(pa.table(dict(columns), schema=pa.schema(list(kinds.items()))), temporary)
@@ -185,18 +185,18 @@ def is_parquet(file: Path) -> bool:
 
 
 def read_columns(file: Path) -> dict[str, list[Any]]:
-    """A CSV or Parquet file by column."""
+    """Reads a CSV or Parquet file by column."""
     try:
-        return _parquet(file) if is_parquet(file) else _csv(file)
+        return _read_parquet(file) if is_parquet(file) else _read_csv(file)
     except BadInput:
         raise
     except (OSError, ValueError) as error:  # a NUL in a name is a ValueError
         raise BadInput(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _csv(file: Path) -> dict[str, list[Any]]:
+def _read_csv(file: Path) -> dict[str, list[Any]]:
     try:
-        text = _whole(file).decode("utf-8-sig")
+        text = _read_bytes(file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadInput(f"cannot read {file}: {error.reason} at byte {error.start}; a list is text in UTF-8") from None
     header = text.split("\n", 1)[0]
@@ -215,8 +215,8 @@ def _csv(file: Path) -> dict[str, list[Any]]:
     return {name: [row[place] for row in rows[1:]] for place, name in enumerate(names)}
 
 
-def _whole(file: Path) -> bytes:
-    """All bytes, of a pipe too, if there is room for the table that they will be."""
+def _read_bytes(file: Path) -> bytes:
+    """Reads all bytes, of a pipe too, if memory has room for the table that they will be."""
     most = available_memory() // _TABLE_BY_BYTE
     with file.open("rb") as stream:
         content = stream.read(most + 1)
@@ -225,7 +225,7 @@ def _whole(file: Path) -> bytes:
     return content
 
 
-def _parquet(file: Path) -> dict[str, list[Any]]:
+def _read_parquet(file: Path) -> dict[str, list[Any]]:
     check_regular_file(file)
     try:
         with pq.ParquetFile(file) as opened:
@@ -257,10 +257,9 @@ def _check_text(file: Path, name: str, column: pa.ChunkedArray) -> None:
     for chunk in column.chunks:
         values = chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk
         longest = pc.max(pc.binary_length(values)).as_py() or 0
-        if longest > _LONGEST_TEXT:
+        if longest > _MAX_TEXT:
             raise BadInput(
-                f"cannot read {file}: {short_repr(name)} has a text of {longest:,} bytes; "
-                f"{_LONGEST_TEXT:,} are the most"
+                f"cannot read {file}: {short_repr(name)} has a text of {longest:,} bytes; {_MAX_TEXT:,} are the most"
             )
 
 
@@ -275,7 +274,7 @@ def _text(value: Any) -> str:
 
 
 def _label(value: Any) -> str | None:
-    """-1 is unlabelled everywhere; a spreadsheet's 3.0 is class 3."""
+    """Returns the class of a cell: -1 is unlabelled everywhere, a spreadsheet's 3.0 is class 3."""
     if isinstance(value, float):
         value = None if value != value else int(value) if value.is_integer() else value
     text = _text(value)
@@ -283,5 +282,5 @@ def _label(value: Any) -> str | None:
 
 
 def _normalize_path(path: str) -> str:
-    """One spelling for a path: composed letters, slashes, no detours."""
+    """Returns one spelling of a path: composed letters, slashes, no detours."""
     return posixpath.normpath(normalize("NFC", path.replace("\\", "/")))

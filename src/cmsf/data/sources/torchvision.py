@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cmsf.data.images import ArrayImages, FileImages, Images
-from cmsf.data.source import Source, SourceSplit, disambiguate, sort_classes
+from cmsf.data.images import ArrayImages, FileImages, Images, file_fingerprint
+from cmsf.data.source import Source, SourceSplit, all_classes, disambiguate
 from cmsf.data.sources.npz import to_images
 from cmsf.utils.errors import BadInput, did_you_mean
 from cmsf.utils.files import expand_user
@@ -44,21 +44,19 @@ _NO_SETS = ("VisionDataset", "ImageFolder", "LSUN", "LSUNClass")
 
 
 def open_torchvision(rest: str) -> Source:
-    """NAME or NAME@FOLDER; what is not in the folder is downloaded to it."""
+    """Opens NAME or NAME@FOLDER; what is not in the folder is downloaded to it."""
     name, _, folder = rest.partition("@")
     if name not in _sets():
         same_letters = [known for known in _sets() if known.lower() == name.lower()]
         remedy = did_you_mean((same_letters or [name])[0], _sets(), "its documentation lists them")
         raise BadInput(f"torchvision has no set called {name!r}; {remedy}")
     wanted = _Set(name, expand_user(folder) if folder else default_root())
-    opened = {part: found for part in _SPLITS if (found := _open(wanted, part)) is not None}
-    parts = {part: _read(chosen, content, part) for part, (chosen, content) in opened.items()}
-    met = {label for part in parts.values() for label in part.names} - {None}
-    named = [label for _, content in opened.values() for label in _class_names(content)]
-    classes = tuple(label for label in dict.fromkeys((*named, *sort_classes(met))) if label in met)
-    blank = [part for part, images in parts.items() if not any(images.names)]
+    opened = {split: found for split in _SPLITS if (found := _open(wanted, split)) is not None}
+    splits = {split: _read(chosen, content, split) for split, (chosen, content) in opened.items()}
+    known = [label for _, content in opened.values() for label in _class_names(content)]
+    blank = [split for split, images in splits.items() if not any(images.names)]
     notes = (f"the {' and '.join(blank)} images of torchvision:{name} come without classes",) if blank else ()
-    return Source(name, parts, classes, notes)
+    return Source(name, splits, all_classes(splits, known), notes)
 
 
 def is_on_disk(rest: str) -> bool:
@@ -79,7 +77,7 @@ def default_root() -> Path:
 
 @dataclass(frozen=True)
 class _Set:
-    """How one split of a set is made, in this process or another."""
+    """The arguments that make one split of a set, in this process or another."""
 
     name: str
     root: Path
@@ -115,11 +113,10 @@ class SetImages(Images):
         return picture
 
     def fingerprint(self, i: int) -> bytes | None:
-        """Of the file that the set opens; a set that decodes images at once does not say which."""
+        """Returns that of the file that the set opens; a set that decodes images at once does not say which."""
         with suppress(Exception):  # whoever opens it for its pixels says why
-            file = Path(getattr(self.open(i), "filename", "")).absolute()
-            state = file.stat()
-            return f"{file} {state.st_size} {state.st_mtime_ns}".encode() if file.is_file() else None
+            file = Path(getattr(self.open(i), "filename", ""))
+            return file_fingerprint(file) if file.is_file() else None
         return None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -132,7 +129,7 @@ class SetImages(Images):
 
 @cache
 def _sets() -> dict[str, Any]:
-    """The sets that can be made from a folder and a split alone."""
+    """Returns the sets that can be made from a folder and a split alone."""
     module = import_module("torchvision.datasets")
     found = {name: getattr(module, name) for name in module.__all__ if name not in _NO_SETS}
     return {
@@ -147,7 +144,7 @@ def _sets() -> dict[str, Any]:
 
 
 def _parameters(kind: Any) -> dict[str, inspect.Parameter]:
-    """What may be given to make one, what is passed on to the class above included."""
+    """Returns the parameters of a set, with those that are passed on to the class above."""
     found: dict[str, inspect.Parameter] = {}
     for above in kind.__mro__:
         parameters = inspect.signature(above.__init__).parameters
@@ -158,19 +155,19 @@ def _parameters(kind: Any) -> dict[str, inspect.Parameter]:
     return {key: value for key, value in found.items() if key != "self"}
 
 
-def _open(wanted: _Set, part: str) -> tuple[_Set, Any] | None:
-    """One split of a set, or None if it has no such split; a set without splits is training images."""
+def _open(wanted: _Set, split: str) -> tuple[_Set, Any] | None:
+    """Opens one split of a set, or None if it has no such split; a set without splits is training images."""
     if "train" in wanted.parameters:
-        chosen = replace(wanted, chosen=("train", part == "train"))
-        return None if part == "val" else (chosen, _content(chosen))
+        chosen = replace(wanted, chosen=("train", split == "train"))
+        return None if split == "val" else (chosen, _content(chosen))
     switch = next((key for key in _SWITCHES if key in wanted.parameters), None)
     if switch is None:
-        return (wanted, _content(wanted)) if part == "train" else None
-    for value in _SPLITS[part]:
+        return (wanted, _content(wanted)) if split == "train" else None
+    for value in _SPLITS[split]:
         chosen = replace(wanted, chosen=(switch, value))
         with suppress(_NoSuchSplit):
             return chosen, _content(chosen)
-    if part == "train":
+    if split == "train":
         raise BadInput(f"torchvision:{wanted.name} has no split for training that cmsf knows")
     return None
 
@@ -180,7 +177,7 @@ class _NoSuchSplit(Exception):
 
 
 def _content(chosen: _Set) -> Any:
-    """torchvision's object, from the files that are there or else by download."""
+    """Returns torchvision's object, from the files that are there or else by download."""
     can_download = "download" in chosen.parameters
     for download in (False, True) if can_download else (False,):
         try:
@@ -203,18 +200,18 @@ def _content(chosen: _Set) -> Any:
 
 @contextmanager
 def _own_bars() -> Iterator[None]:
-    """torchvision draws bars of what it downloads, wanted or not."""
+    """Hides torchvision's progress bars where none are wanted."""
     with nullcontext() if bars_enabled() else redirect_stderr(io.StringIO()):
         yield
 
 
-def _read(chosen: _Set, content: Any, part: str) -> SourceSplit:
-    """The images of a split by the fastest way there is."""
+def _read(chosen: _Set, content: Any, split: str) -> SourceSplit:
+    """Reads the images of a split in the fastest way there is."""
     if not len(content):
-        raise BadInput(f"torchvision:{chosen.name} at {chosen.root} holds no {part} images")
+        raise BadInput(f"torchvision:{chosen.name} at {chosen.root} holds no {split} images")
     first = content[0]
     if not (isinstance(first, tuple) and len(first) == 2 and isinstance(first[0], Image.Image | Path)):
-        raise BadInput(f"torchvision:{chosen.name} is no image classification set")
+        raise BadInput(f"torchvision:{chosen.name} is not an image classification set")
     files = _files(content)
     if files:
         # Some sets list a folder in whatever order the disk gives.
@@ -223,14 +220,14 @@ def _read(chosen: _Set, content: Any, part: str) -> SourceSplit:
         images: Images = FileImages(chosen.root, paths)
         numbers = [number for _, number in files]
     else:
-        images = _arrays(content, part) or SetImages(chosen, content, [f"{part}/{i}" for i in range(len(content))])
+        images = _arrays(content, split) or SetImages(chosen, content, [f"{split}/{i}" for i in range(len(content))])
         numbers = _numbers(content)
     called = dict(enumerate(_class_names(content)))
     return SourceSplit(images, [None if number is None else called.get(number, str(number)) for number in numbers])
 
 
 def _files(content: Any) -> list[tuple[str, int | None]]:
-    """Paths and classes, where images are files; else nothing."""
+    """Returns paths and classes, where images are files; else nothing."""
     if isinstance(content[0][0], Path):
         items: Iterable[Any] = (content[i] for i in range(len(content)))
     elif hasattr(content, "_images") and hasattr(content, "_labels"):
@@ -241,8 +238,8 @@ def _files(content: Any) -> list[tuple[str, int | None]]:
     return files if len(files) == len(content) else []
 
 
-def _arrays(content: Any, part: str) -> ArrayImages | None:
-    """The images as one array, if the set has one that shows what the set shows."""
+def _arrays(content: Any, split: str) -> ArrayImages | None:
+    """Returns the images as one array, if the set has one that shows what the set shows."""
     if not hasattr(getattr(content, "data", None), "shape"):
         return None
     data: NDArray[Any] = np.asarray(content.data)
@@ -250,13 +247,13 @@ def _arrays(content: Any, part: str) -> ArrayImages | None:
         return None
     if data.ndim == 4 and data.shape[3] not in (1, 3):
         data = data.transpose(0, 2, 3, 1)
-    images = to_images(data, part)
+    images = to_images(data, split)
     same = all(np.array_equal(np.asarray(images.open(i)), np.asarray(content[i][0])) for i in (0, len(content) - 1))
     return images if same else None
 
 
 def _numbers(content: Any) -> list[int | None]:
-    """Each image's class; asking for them one by one opens every image, so that comes last."""
+    """Returns each image's class; asking for them one by one opens every image, so that comes last."""
     count = len(content)
     first, last = content[0][1], content[count - 1][1]
     if first is not None and _number(first) is None and _number(last) is None:
@@ -270,7 +267,7 @@ def _numbers(content: Any) -> list[int | None]:
 
 
 def _number(target: Any) -> int | None:
-    """A class, if the target is one."""
+    """Returns the class, if the target is one."""
     try:
         number = whole_number(target)
     except (TypeError, ValueError):
@@ -279,7 +276,7 @@ def _number(target: Any) -> int | None:
 
 
 def _class_names(content: Any) -> tuple[str, ...]:
-    """By number; of a class with several names the first."""
+    """Returns the names by number; of a class with several names the first."""
     by_name = getattr(content, "class_to_idx", {})
     listed = (getattr(content, key, None) for key in ("classes", "categories", "all_categories"))
     names = next((found for found in listed if found), sorted(by_name, key=by_name.__getitem__))
