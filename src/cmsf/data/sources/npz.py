@@ -38,7 +38,7 @@ _NAMES = frozenset({"classes", *(f"{letter}{part}" for letter in "xy" for part i
 
 
 def open_npz(path: Path, name: str | None = None) -> Source:
-    """Opens uint8 images (n, h, w) or (n, h, w, c) with c of 1 or 3, whole labels (-1: none) and, if given, `classes`."""
+    """Opens uint8 images (n, h, w) or (n, h, w, c) with c of 1 or 3, whole labels (-1: none), maybe `classes`."""
     arrays = _read(path)
     train = "train" if "x_train" in arrays else ""
     suffixes = {"train": train} | {split: split for split in ("val", "test") if _key("x", split) in arrays}
