@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from cmsf.data import Dataset, Split
+from cmsf.method.bank import MemoryBank
 from cmsf.method.rows import Rows
 from cmsf.utils.constants import UNKNOWN
 
@@ -29,6 +30,20 @@ def random_rows(count: int, seed: int, dim: int = 6, classes: int = 3, unknown: 
     companion[torch.rand(count, generator=generator) < unknown] = torch.nan
     index = torch.randperm(3 * count, generator=generator)[:count]
     return Rows(unit(count, dim, seed), index, label, companion)
+
+
+def bank_of(rows: Rows) -> MemoryBank:
+    """A full bank of just these rows, also of those that do not exist, in their order."""
+    dims = (rows.embedding.shape[1], None if rows.companion is None else rows.companion.shape[1])
+    bank = MemoryBank(len(rows), *dims, dtype=rows.embedding.dtype)
+    bank.embedding.copy_(rows.embedding)
+    bank.index.copy_(rows.index)
+    if rows.label is not None:
+        bank.label.copy_(rows.label)
+    if rows.companion is not None:
+        bank.companion.copy_(rows.companion)
+    bank.written = len(rows)
+    return bank
 
 
 def images_of_classes(per_class: int, classes: int, side: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

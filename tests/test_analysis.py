@@ -1,23 +1,15 @@
 import oracle
 import pytest
 import torch
-from helpers import random_rows
+from helpers import bank_of, random_rows
 
 from cmsf.analysis.collapse import spread
 from cmsf.analysis.neighbourhood import histogram, neighbourhood_stats, purity
-from cmsf.method.bank import MemoryBank
 from cmsf.method.constraints import NearCompanion, SameLabel, Unconstrained
 from cmsf.method.rows import Rows
-from cmsf.method.search import rank
 from cmsf.utils.constants import UNKNOWN
 
 TRUTH = torch.randint(3, (200,), generator=torch.Generator().manual_seed(0))
-
-
-def bank_of(rows: Rows) -> MemoryBank:
-    bank = MemoryBank(len(rows), rows.embedding.shape[1], rows.companion.shape[1], dtype=rows.embedding.dtype)
-    bank.enqueue(rows)
-    return bank
 
 
 def slow_purity(query: Rows, rows: Rows, sets: list[list[int]]) -> float:
@@ -58,9 +50,10 @@ def test_purity_and_rank_equal_slow_counts(k: int | None, include_query: bool) -
 
 def test_rank_counts_from_one_for_the_query_itself() -> None:
     rows = random_rows(30, seed=1)
-    assert rank(rows, rows, torch.arange(30)).tolist() == [1] * 30
+    bank = bank_of(rows)
+    assert bank.rank(rows, torch.arange(30)).tolist() == [1] * 30
     fifth = torch.tensor([line[4] for line in oracle.chosen(rows, rows, oracle.everything(rows, rows), 5)])
-    assert rank(rows, rows, fifth).tolist() == [5] * 30
+    assert bank.rank(rows, fifth).tolist() == [5] * 30
 
 
 def test_without_a_constraint_the_last_neighbour_has_rank_k() -> None:

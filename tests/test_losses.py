@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import equations
 import pytest
 import torch
-from helpers import unit
+from helpers import bank_of, unit
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -86,7 +86,7 @@ class Made:
     outputs: dict[tuple[int, str], Tensor]
 
     def with_bank(self, bank: Rows) -> "Made":
-        return Made(replace(self.step, bank=bank), self.outputs)
+        return Made(replace(self.step, bank=bank_of(bank)), self.outputs)
 
     def learned(self, loss: Tensor) -> dict[tuple[int, str], Tensor]:
         """The gradient of each output, zero where there is none."""
@@ -133,7 +133,7 @@ def make(objective: Loss, seed: int, unknown: float = 0.3, dtype: torch.dtype = 
         support = Rows(
             online[SUPPORT].embedding.detach(), torch.arange(SUPPORTING), torch.tensor([3, 0, 3, 1, 0, 1, 3])
         )
-    return Made(Step(query, bank, online, target, support), outputs)
+    return Made(Step(query, bank_of(bank), online, target, support), outputs)
 
 
 def joined(one: Rows, other: Rows) -> Rows:
@@ -193,7 +193,7 @@ def test_a_gradient_goes_where_the_paper_lets_it_and_nowhere_else(name: str) -> 
 def test_an_older_row_of_the_same_image_is_neither_key_nor_anchor_nor_neighbour(name: str, seed: int) -> None:
     objective = OBJECTIVES[name]
     made = of_one_image(make(objective, seed, unknown=0))
-    others = made.step.bank[made.step.bank.index >= BATCH]
+    others = made.step.rows[made.step.rows.index >= BATCH]
     label = int(made.step.query.label[0])
     nearest = made.step.online[SECOND].embedding[0]
     plain = made.with_bank(others)
@@ -209,7 +209,10 @@ def test_supcon_with_the_target_has_it_among_the_positives() -> None:
     own = Rows(u, torch.tensor([3]), torch.tensor([2]))
     other = Rows(unit(1, DIM, 2), torch.tensor([4]), torch.tensor([0]))
     step = Step(
-        own, joined(own, other), {SECOND: EncoderOutput(z, z, z[:, :0])}, {FIRST: EncoderOutput(u, u, u[:, :0])}
+        own,
+        bank_of(joined(own, other)),
+        {SECOND: EncoderOutput(z, z, z[:, :0])},
+        {FIRST: EncoderOutput(u, u, u[:, :0])},
     )
     near, far = (float((z @ each.T).exp()) for each in (u, other.embedding))
     assert float(SupCon(1.0, include_target=True)(step).loss) == pytest.approx(
@@ -225,7 +228,7 @@ def test_a_retired_row_is_not_there(name: str, seed: int) -> None:
     objective = OBJECTIVES[name]
     made = make(objective, seed)
     near = made.step.online[SECOND]
-    bank = made.step.bank
+    bank = made.step.rows
     # Near to whatever is compared, and with a label that it would have kept by mistake.
     more = of(of(bank, UNKNOWN, 1, near.embedding[0]), UNKNOWN, 2, near.prediction[1])
     fewer = bank[bank.exists]
@@ -238,8 +241,8 @@ def test_a_retired_row_is_not_there(name: str, seed: int) -> None:
 def test_the_order_of_the_bank_is_of_no_matter(name: str, seed: int) -> None:
     objective = OBJECTIVES[name]
     made = make(objective, seed)
-    order = torch.randperm(len(made.step.bank), generator=torch.Generator().manual_seed(seed))
-    turned = made.with_bank(made.step.bank[order])
+    order = torch.randperm(len(made.step.rows), generator=torch.Generator().manual_seed(seed))
+    turned = made.with_bank(made.step.rows[order])
     assert_alike((objective(turned.step), turned), (objective(made.step), made))
 
 
@@ -254,7 +257,7 @@ def test_the_order_of_the_bank_is_of_no_matter(name: str, seed: int) -> None:
 def test_with_nothing_to_compare_with_there_is_nothing_to_learn(left: str, name: str) -> None:
     objective = OBJECTIVES[name]
     made = of_one_image(make(objective, seed=0, unknown=0))
-    bank = made.step.bank
+    bank = made.step.rows
     retired = replace(bank, index=torch.full_like(bank.index, UNKNOWN))
     own = of(retired, IMAGE, 1, unit(1, DIM, 0)[0])
     made = made.with_bank({"nothing": bank[:0], "retired rows": retired, "the queries' own rows": own}[left])
@@ -300,7 +303,7 @@ def test_a_row_without_a_label_is_told_from_but_nobodys_positive(name: str) -> N
     objective = OBJECTIVES[name]
     made = make(objective, seed=1)
     near = made.step.online[SECOND].embedding[0]
-    nameless, of_no_query = (made.with_bank(of(made.step.bank, IMAGE, label, near)) for label in (UNKNOWN, CLASSES))
+    nameless, of_no_query = (made.with_bank(of(made.step.rows, IMAGE, label, near)) for label in (UNKNOWN, CLASSES))
     assert_alike((objective(nameless.step), nameless), (objective(of_no_query.step), of_no_query))
     assert float((objective(nameless.step).loss - objective(made.step).loss).detach()) > 1e-3
 
@@ -308,7 +311,7 @@ def test_a_row_without_a_label_is_told_from_but_nobodys_positive(name: str) -> N
 def test_a_row_without_a_label_is_in_no_prototype_and_makes_none() -> None:
     objective = OBJECTIVES["prototypes"]
     made = make(objective, seed=1)
-    more = made.with_bank(of(made.step.bank, IMAGE, UNKNOWN, made.step.online[SECOND].prediction[0]))
+    more = made.with_bank(of(made.step.rows, IMAGE, UNKNOWN, made.step.online[SECOND].prediction[0]))
     assert_alike((objective(more.step), more), (objective(made.step), made))
 
 
@@ -349,7 +352,7 @@ def test_paws_is_least_where_views_agree_for_certain_and_classes_come_up_alike()
     support = torch.eye(3, dtype=torch.float64)
     at_class = EncoderOutput(support, support, support[:, :0])
     rows = Rows(support, torch.arange(3), torch.arange(3))
-    step = Step(rows, rows[:0], {SUPPORT: at_class, FIRST: at_class, SECOND: at_class}, support=rows)
+    step = Step(rows, bank_of(rows[:0]), {SUPPORT: at_class, FIRST: at_class, SECOND: at_class}, support=rows)
     outcome = PAWS(0.01, 0.25, smoothing=0.03)(step)
     assert float(outcome.parts["entropy"]) == pytest.approx(float(torch.tensor(3.0).log()), abs=1e-6)
     # With p = (0.98, 0.01, 0.01), all but 1e-8 of the sharpened target is on the first.
@@ -438,6 +441,6 @@ def test_an_objective_that_learns_from_labels_is_not_content_with_none(name: str
 def test_an_objective_that_learns_from_no_labels_does_not_look_at_them(name: str) -> None:
     assert not OBJECTIVES[name].needs_support
     made = make(OBJECTIVES[name], seed=0)
-    query, bank = (Rows(rows.embedding, rows.index) for rows in (made.step.query, made.step.bank))
-    blind = Made(replace(made.step, query=query, bank=bank), made.outputs)
+    query, bank = (Rows(rows.embedding, rows.index) for rows in (made.step.query, made.step.rows))
+    blind = Made(replace(made.step, query=query, bank=bank_of(bank)), made.outputs)
     assert_alike((OBJECTIVES[name](blind.step), blind), (OBJECTIVES[name](made.step), made))

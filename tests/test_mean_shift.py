@@ -1,7 +1,7 @@
 import oracle
 import pytest
 import torch
-from helpers import random_rows, unit
+from helpers import bank_of, random_rows, unit
 
 import cmsf
 from cmsf.method.bank import MemoryBank
@@ -105,6 +105,13 @@ def test_the_loss_is_a_mean_squared_distance_for_unit_vectors() -> None:
     torch.testing.assert_close(loss, squared)
 
 
+def test_an_empty_bank_pulls_nobody() -> None:
+    query, bank = random_rows(6, seed=0), MemoryBank(8, 6, companion_dim=6, dtype=torch.float64)
+    for constraint in (Unconstrained(), SameLabel(), NearCompanion(5)):
+        loss, neighbours = constrained_mean_shift(unit(6, 6, 1), query, bank, constraint, k=5, include_query=False)
+        assert (float(loss), neighbours.count.tolist()) == (0, [0] * 6)
+
+
 def test_a_query_that_is_not_in_the_bank_is_named() -> None:
     rows = random_rows(10, seed=0)
     bank = MemoryBank(10, 6, companion_dim=6, dtype=torch.float64)
@@ -147,7 +154,7 @@ def test_the_self_supervised_objective_is_half_and_half() -> None:
     plain, _ = constrained_mean_shift(prediction, rows, rows, Unconstrained(), 5)
     near, _ = constrained_mean_shift(prediction, rows, rows, NearCompanion(5), 5)
     halves = (Term("unconstrained", Unconstrained(), 5, 0.5), Term("constrained", NearCompanion(5), 5, 0.5))
-    step = Step(rows, bank.rows(), {SECOND: EncoderOutput(prediction, prediction, prediction[:, :0])})
+    step = Step(rows, bank, {SECOND: EncoderOutput(prediction, prediction, prediction[:, :0])})
     outcome = MeanShift(halves)(step)
     torch.testing.assert_close(outcome.loss, 0.5 * plain + 0.5 * near)
     assert {name: float(part) for name, part in outcome.parts.items()} == {
@@ -161,6 +168,6 @@ def test_with_small_crops_the_loss_is_the_mean_of_each_ones_own() -> None:
     crops = {view: unit(8, 6, view) for view in (SECOND, EXTRA, EXTRA + 1)}
     objective = MeanShift((Term("unconstrained", Unconstrained(), 5),), extra_crops=2)
     assert objective.online == ((SECOND,), (EXTRA, EXTRA + 1))  # small crops pass together, apart from the large one
-    step = Step(rows[:8], rows, {view: EncoderOutput(v, v, v[:, :0]) for view, v in crops.items()})
+    step = Step(rows[:8], bank_of(rows), {view: EncoderOutput(v, v, v[:, :0]) for view, v in crops.items()})
     each = [constrained_mean_shift(v, rows[:8], rows, k=5)[0] for v in crops.values()]
     torch.testing.assert_close(objective(step).loss, sum(each) / 3)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cmsf.method import search as search_module
+from cmsf.method.bank import MemoryBank
 from cmsf.method.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
 from cmsf.method.rows import Rows
 from cmsf.method.search import OwnRow, nearest_vectors, search
@@ -41,7 +42,7 @@ def test_the_search_finds_what_slow_loops_find(name: str, k: int, include_query:
     for seed in range(5):
         rows = with_holes(random_rows(25, seed, unknown=unknown))
         query = queries(rows, 9)
-        found = search(query, rows, constraint(query, rows), k, include_query)
+        found = search(query, rows, constraint, k, include_query)
         expected = oracle.chosen(query, rows, slow(query, rows), k, include_query)
         assert positions(found.row) == expected
         assert found.count.tolist() == [len(line) for line in expected]
@@ -100,20 +101,20 @@ def test_vectors_that_are_being_trained_can_be_searched() -> None:
 def test_every_query_may_choose_itself_even_among_equals() -> None:
     # Every row is the same vector, so only the rule that a query is its own nearest tells them apart.
     rows = Rows(unit(1, 5, 0).float().expand(12, -1).contiguous(), torch.arange(12))
-    found = search(rows, rows, Unconstrained()(rows, rows), 1)
+    found = search(rows, rows, Unconstrained(), 1)
     assert found.row[:, 0].tolist() == list(range(12))
 
 
 def test_every_query_is_in_its_own_constraint_set() -> None:
     rows = random_rows(30, seed=3, unknown=0.3)
     for constraint, _ in CONSTRAINTS.values():
-        found = search(rows, rows, constraint(rows, rows), 1)
+        found = search(rows, rows, constraint, 1)
         assert found.row[:, 0].tolist() == list(range(30))
 
 
 def test_fewer_than_k_related_rows_give_just_those() -> None:
     rows = Rows(unit(6, 4, 0), torch.arange(6), torch.tensor([0, 0, 1, 1, 1, 2]))
-    found = search(rows, rows, SameLabel()(rows, rows), 4)
+    found = search(rows, rows, SameLabel(), 4)
     assert found.count.tolist() == [2, 2, 3, 3, 3, 1]
     assert set(found.row[0].tolist()) == {0, 1, UNKNOWN}
     torch.testing.assert_close(found.mean[5], rows.embedding[5])
@@ -126,8 +127,8 @@ def test_permuting_the_bank_changes_nothing(name: str, k: int | None) -> None:
     rows = with_holes(random_rows(40, seed=7, unknown=0.2))
     query = queries(rows, 12)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
-    here = search(query, rows, constraint(query, rows), k)
-    there = search(query, rows[order], constraint(query, rows[order]), k)
+    here = search(query, rows, constraint, k)
+    there = search(query, rows[order], constraint, k)
     torch.testing.assert_close(here.mean, there.mean, rtol=0, atol=1e-14)
     assert here.count.tolist() == there.count.tolist()
     if k is not None:
@@ -139,9 +140,9 @@ def test_cutting_the_search_into_blocks_changes_nothing(
     constraint: Constraint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = random_rows(50, seed=2, unknown=0.2)
-    whole = search(rows, rows, constraint(rows, rows), 5)
+    whole = search(rows, rows, constraint, 5)
     monkeypatch.setattr(search_module, "_BLOCK", 120)
-    blocks = search(rows, rows, constraint(rows, rows), 5)
+    blocks = search(rows, rows, constraint, 5)
     assert torch.equal(whole.row, blocks.row)
 
 
@@ -162,9 +163,9 @@ def test_what_is_in_rows_that_do_not_exist_never_shows(name: str, k: int | None,
     constraint, _ = CONSTRAINTS[name]
     rows = with_holes(random_rows(25, seed=4), every=2)
     query = queries(rows, 6)
-    before = search(query, rows, constraint(query, rows), k, include_query)
+    before = search(query, rows, constraint, k, include_query)
     rows.embedding[~rows.exists] = torch.nan
-    after = search(query, rows, constraint(query, rows), k, include_query)
+    after = search(query, rows, constraint, k, include_query)
     assert after.mean.isfinite().all()
     torch.testing.assert_close(after.mean, before.mean, rtol=0, atol=0)
 
@@ -175,3 +176,16 @@ def test_a_row_that_is_not_allowed_is_not_chosen_even_by_itself() -> None:
     found = nearest_vectors(vectors[:1], vectors, allowed, torch.arange(6), 6, OwnRow(torch.tensor([0])))
     assert 0 not in found[0].tolist()
     assert found[0, -1] == UNKNOWN
+
+
+@pytest.mark.parametrize("constraint", [Unconstrained(), SameLabel(), NearCompanion(4), NearCompanion(None)])
+@pytest.mark.parametrize("k", [3, None])
+def test_an_empty_bank_has_no_neighbours_for_anybody(constraint: Constraint, k: int | None) -> None:
+    query = random_rows(5, seed=0)
+    for rows in (query[:0], MemoryBank(8, 6, companion_dim=6, dtype=torch.float64).rows()):
+        found = search(query, rows, constraint, k, include_query=False)
+        assert found.count.tolist() == [0] * 5
+        assert not found.mean.any()
+        assert (found.row is None) if k is None else (found.row == UNKNOWN).all()
+        with pytest.raises(ValueError, match=r"5 of 5 queries .* are not in the bank"):
+            search(query, rows, constraint, k)

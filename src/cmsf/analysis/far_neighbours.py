@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cmsf.method.constraints import Constraint
 from cmsf.method.rows import Rows
-from cmsf.method.search import OwnRow, find, nearest_vectors, top
+from cmsf.method.search import OwnRow, nearest_vectors, search, top
 from cmsf.utils.constants import UNKNOWN
 
 
@@ -51,7 +51,7 @@ class FarNeighbours:
 
     def constrained(self, constraint: Constraint, k: int) -> RankedImages:
         """The nearest in C."""
-        row = find(self.query, self.rows, constraint, k, include_query=False).row
+        row = search(self.query, self.rows, constraint, k, include_query=False).row
         assert row is not None
         return self._ranked(row)
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from cmsf.method.rows import Rows
-from cmsf.method.search import Constrain, Neighbours, find, rank
+from cmsf.method.search import Constraint, Neighbours, search
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.distributed import World
 
@@ -87,14 +87,27 @@ class MemoryBank(nn.Module):
         return everything if self.written == self.size else everything[: self.written]
 
     @torch.no_grad()
-    def search(self, query: Rows, constrain: Constrain, k: int | None, include_query: bool = True) -> Neighbours:
-        """S_i of every query: the k nearest among the rows that the constraint relates to it; None: all of these."""
-        return find(query, self.rows(), constrain, k, include_query)
+    def search(self, query: Rows, constraint: Constraint, k: int | None, include_query: bool = True) -> Neighbours:
+        """Returns S_i of every query: the k nearest rows of C_i, or with k = None all of C_i."""
+        return search(query, self.rows(), constraint, k, include_query)
 
     @torch.no_grad()
     def rank(self, query: Rows, position: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
-        """The place of a row in the whole bank by nearness to its query, counted from 1 = the query itself."""
-        return rank(query, self.rows(), position)
+        """Returns the rank of a row in the whole bank by similarity to its query, from 1 = the query itself."""
+        rows = self.rows()
+        similarity = (query.embedding @ rows.embedding.T).masked_fill_(~rows.exists, -torch.inf)
+        similarity.masked_fill_(query.index[:, None] == rows.index, torch.inf)
+        level = self._columns(similarity, position)
+        nearer = (similarity > level).sum(1)
+        tied_before = ((similarity == level) & (rows.index < self.index[position][:, None])).sum(1)
+        return 1 + self._sum_over_shards(nearer + tied_before)
+
+    def _columns(self, similarity: Float[Tensor, "b n"], position: Int[Tensor, " b"]) -> Float[Tensor, "b 1"]:
+        """Returns each query's similarity to the row at this position of the whole bank."""
+        return similarity.gather(1, position[:, None])
+
+    def _sum_over_shards(self, count: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+        return count
 
     def _retire(self, slot: Int[Tensor, " n"]) -> None:
         self.index[slot] = UNKNOWN
@@ -123,17 +136,6 @@ class MemoryBank(nn.Module):
 
     def set_extra_state(self, state: dict[str, int]) -> None:
         self.next, self.written = state["next"], state["written"]
-
-
-def found_in(
-    bank: MemoryBank | Rows, query: Rows, constrain: Constrain, k: int | None, include_query: bool = True
-) -> Neighbours:
-    """S_i of every query in a bank, or in plain rows of one an image."""
-    if isinstance(bank, MemoryBank):
-        return bank.search(query, constrain, k, include_query)
-    if bank.repeats:
-        raise ValueError("an image has two rows among these; keep one row an image, as MemoryBank does")
-    return find(query, bank, constrain, k, include_query)
 
 
 def _again_later(index: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:

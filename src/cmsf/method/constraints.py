@@ -1,31 +1,26 @@
 """Constraints: which rows of the bank are related to a query. Each is a small pure function of two Rows.
 
-Where the knowledge that a constraint needs is missing for a query, C_i relaxes to the whole bank.
+Where a query lacks the label or companion that a constraint needs, C_i relaxes to the whole bank.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from cmsf.method.rows import Rows
 from cmsf.method.search import (
     Candidates,
+    Constraint,
     EveryRow,
     OwnRow,
     Relaxed,
     RowsOfLabel,
-    RowsWithCompanion,
     ShortList,
     nearest_vectors,
 )
 from cmsf.utils.constants import UNKNOWN
 
-
-class Constraint(ABC):
-    @abstractmethod
-    def __call__(self, query: Rows, rows: Rows) -> Candidates:
-        """C_i, a subset of the rows, for every query."""
+__all__ = ["Constraint", "NearCompanion", "SameLabel", "Unconstrained"]
 
 
 @dataclass(frozen=True)
@@ -65,11 +60,11 @@ class NearCompanion(Constraint):
         known = query.has_companion
         if not known.any():
             return EveryRow()
-        asking = query[known]
-        assert asking.companion is not None
+        having = query[known]
+        assert having.companion is not None
         if self.k is None:
-            near: Candidates = RowsWithCompanion()
+            near: Candidates = EveryRow(with_companion=True)
         else:
-            own, allowed = OwnRow(rows.positions_of(asking.index)), rows.exists & rows.has_companion
-            near = ShortList(nearest_vectors(asking.companion, rows.companion, allowed, rows.index, self.k, own))
+            own, allowed = OwnRow(rows.positions_of(having.index)), rows.exists & rows.has_companion
+            near = ShortList(nearest_vectors(having.companion, rows.companion, allowed, rows.index, self.k, own))
         return near if known.all() else Relaxed(known, near)

@@ -12,13 +12,13 @@ from torch import Tensor
 from cmsf.method.bank import MemoryBank
 from cmsf.method.rows import Rows
 from cmsf.method.search import (
-    Constrain,
+    Constraint,
     Neighbours,
     OwnRow,
-    all_of,
     check_enqueued,
     check_related,
-    sum_of,
+    masked_sum,
+    sum_all,
     top,
     translate,
 )
@@ -36,9 +36,9 @@ class ReplicatedBank(MemoryBank):
         self.world = world
 
     @torch.no_grad()
-    def search(self, query: Rows, constrain: Constrain, k: int | None, include_query: bool = True) -> Neighbours:
+    def search(self, query: Rows, constraint: Constraint, k: int | None, include_query: bool = True) -> Neighbours:
         """S_i of every query; everybody asks for all of them."""
-        mine = super().search(query[self.world.chunk(len(query))], constrain, k, include_query)
+        mine = super().search(query[self.world.chunk(len(query))], constraint, k, include_query)
         row = None if mine.row is None else self.world.gather(mine.row)
         return Neighbours(row, self.world.gather(mine.count), self.world.gather(mine.mean))
 
@@ -62,39 +62,33 @@ class ShardedBank(MemoryBank):
         return Rows(self.embedding[: len(index)], index, label, companion)
 
     @torch.no_grad()
-    def search(self, query: Rows, constrain: Constrain, k: int | None, include_query: bool = True) -> Neighbours:
+    def search(self, query: Rows, constraint: Constraint, k: int | None, include_query: bool = True) -> Neighbours:
         """S_i of every query; everybody asks for all of them."""
         if not self.written:
             return Neighbours.none(query, k)
         rows = self.rows()
         own = OwnRow(rows.positions_of(query.index), include_query)
-        candidates = constrain(query, rows).agreed(query, self._agree)
+        candidates = constraint(query, rows).merge_shards(query, self._merge_companions)
         if include_query:
             held = own.position != UNKNOWN
             check_enqueued(query, self.world.all_reduce(held.long()) > 0)
             check_related(query, ~held | candidates.contains(query, rows, own.position))
         if k is None:
-            row, total, count = None, *all_of(query, rows, candidates, own)
+            row, total, count = None, *sum_all(query, rows, candidates, own)
         else:
             near = candidates.nearest(query, rows, k, own)
             row = self._best(query.embedding, rows.embedding, rows.index, near, own)
             here = self._here(row)
-            total, count = sum_of(rows.embedding[self._place(row)], here), here.sum(1)
+            total, count = masked_sum(rows.embedding[self._place(row)], here), here.sum(1)
         total, count = self.world.all_reduce(total), self.world.all_reduce(count)
         return Neighbours(row, count, total / count.clamp_min(1)[:, None])
 
-    @torch.no_grad()
-    def rank(self, query: Rows, position: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
-        """The place of a row in the whole bank by nearness to its query, counted from 1 = the query itself."""
-        rows = self.rows()
-        similarity = (query.embedding @ rows.embedding.T).masked_fill_(~rows.exists, -torch.inf)
-        similarity.masked_fill_(query.index[:, None] == rows.index, torch.inf)
-        here = self._here(position)[:, None]
-        level = similarity.gather(1, self._place(position)[:, None])
-        level = self.world.all_reduce(torch.where(here, level, 0))  # whoever holds the row says how near it is
-        nearer = (similarity > level).sum(1)
-        tied_before = ((similarity == level) & (rows.index < self.index[position][:, None])).sum(1)
-        return 1 + self.world.all_reduce(nearer + tied_before)
+    def _columns(self, similarity: Float[Tensor, "b n"], position: Int[Tensor, " b"]) -> Float[Tensor, "b 1"]:
+        level = super()._columns(similarity, self._place(position))
+        return self.world.all_reduce(torch.where(self._here(position)[:, None], level, 0))
+
+    def _sum_over_shards(self, count: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+        return self.world.all_reduce(count)
 
     def full_state_dict(self) -> dict[str, Any]:
         vectors = {name: getattr(self, name) for name in _VECTORS}
@@ -104,7 +98,7 @@ class ShardedBank(MemoryBank):
     def shard_state_dict(self, whole: Mapping[str, Any]) -> Mapping[str, Any]:
         return {name: self.world.shard(x) if name in _VECTORS else x for name, x in whole.items()}
 
-    def _agree(self, query: Rows, position: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
+    def _merge_companions(self, query: Rows, position: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
         """Those of the nearest companions here that are among the nearest of all."""
         rows = self.rows()
         assert query.companion is not None

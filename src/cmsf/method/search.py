@@ -39,7 +39,7 @@ class Neighbours:
 
     @classmethod
     def none(cls, query: Rows, k: int | None) -> Neighbours:
-        """Where there are no rows at all."""
+        """Returns empty neighbourhoods, for a bank without rows."""
         nothing = torch.full((len(query), k or 0), UNKNOWN, device=query.index.device)
         return cls(None if k is None else nothing, nothing.new_zeros(len(query)), torch.zeros_like(query.embedding))
 
@@ -49,31 +49,39 @@ class Candidates(ABC):
 
     @abstractmethod
     def nearest(self, query: Rows, rows: Rows, k: int, own: OwnRow) -> Int[Tensor, "b k"]:
-        """The k nearest rows of C_i, nearest first, UNKNOWN where it has fewer."""
+        """Returns the positions of the k nearest rows of C_i, nearest first, UNKNOWN where it has fewer."""
 
     @abstractmethod
     def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
-        """The sum of C_i's embeddings, and |C_i|."""
+        """Returns the sum of C_i's embeddings, and |C_i|."""
 
     @abstractmethod
     def contains(self, query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
-        """Whether the row at this position is in C_i."""
+        """Returns whether the row at this position is in C_i."""
 
-    def agreed(self, query: Rows, agree: Agree) -> Candidates:
-        """The same where these rows are part of a bank: what was chosen by comparing has to be compared with others'.
+    def merge_shards(self, query: Rows, merge: MergeShards) -> Candidates:
+        """Returns C_i of the whole bank, restricted to this shard of it, from C_i of the shard alone.
 
-        A row that is a candidate by itself, like one with the query's label, is one in every part.
+        They differ where C_i is chosen by comparing rows; a row with the query's label is a candidate in any shard.
         """
         return self
 
 
-Agree = Callable[[Rows, Int[Tensor, "b n"]], Int[Tensor, "b n"]]
-"""Of the rows listed for each query, those that are still among the best of all parts; UNKNOWN in place of others."""
+MergeShards = Callable[[Rows, Int[Tensor, "b n"]], Int[Tensor, "b n"]]
+"""Of the rows listed for each query in every shard, keeps the best of all; UNKNOWN in place of the others."""
+
+
+class Constraint(ABC):
+    """Says which rows are related to a query; see constraints.py."""
+
+    @abstractmethod
+    def __call__(self, query: Rows, rows: Rows) -> Candidates:
+        """Returns C_i, a subset of the rows, for every query."""
 
 
 @dataclass(frozen=True)
 class OwnRow:
-    """Each query's own row: always its nearest, whatever rounding says, or else never chosen."""
+    """Each query's own row, UNKNOWN where it has none: always its nearest, whatever rounding says, or never chosen."""
 
     position: Int[Tensor, " b"]
     included: bool = True
@@ -82,59 +90,50 @@ class OwnRow:
         return OwnRow(self.position[chosen], self.included)
 
     def apply_to(self, similarity: Float[Tensor, "b n"], position: Int[Tensor, "*b n"]) -> Float[Tensor, "b n"]:
-        """Similarities in which the own row, where it is among these positions, wins or loses for certain."""
+        """Sets the similarity of the own row, where it is among these positions, to inf or -inf."""
         mine = (position == self.position[:, None]) & (self.position[:, None] != UNKNOWN)
         return similarity.masked_fill(mine, torch.inf if self.included else -torch.inf)
 
 
-def search(query: Rows, rows: Rows, candidates: Candidates, k: int | None, include_query: bool = True) -> Neighbours:
-    """S_i: the k nearest of C_i to u_i, |S_i| = min(k, |C_i|); k = None takes all of C_i."""
+def search(query: Rows, rows: Rows, constraint: Constraint, k: int | None, include_query: bool = True) -> Neighbours:
+    """Returns S_i: the k rows of C_i nearest to u_i, |S_i| = min(k, |C_i|); k = None takes all of C_i.
+
+    With include_query, each query must be among the rows and in its own C_i; else its own row is never chosen.
+    """
+    if rows.repeats:
+        raise ValueError("an image has two rows among these; keep one row an image, as MemoryBank does")
+    own = OwnRow(rows.positions_of(query.index), include_query)
+    candidates = constraint(query, rows)
+    if include_query:
+        check_enqueued(query, own.position != UNKNOWN)
+        check_related(query, candidates.contains(query, rows, own.position))
     if not len(rows):
         return Neighbours.none(query, k)
-    own = OwnRow(rows.positions_of(query.index), include_query)
     if k is None:
-        row, total, count = None, *all_of(query, rows, candidates, own)
+        row, total, count = None, *sum_all(query, rows, candidates, own)
     else:
         row = candidates.nearest(query, rows, k, own)
-        there = row != UNKNOWN
-        total, count = sum_of(rows.embedding[row], there), there.sum(1)
+        valid = row != UNKNOWN
+        total, count = masked_sum(rows.embedding[row], valid), valid.sum(1)
     return Neighbours(row, count, total / count.clamp_min(1)[:, None])
 
 
-def all_of(
+def sum_all(
     query: Rows, rows: Rows, candidates: Candidates, own: OwnRow
 ) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
-    """The sum of C_i's embeddings and |C_i|, without the query's own row where that does not count."""
+    """Returns the sum of C_i's embeddings and |C_i|, without the query's own row where that is not included."""
     total, count = candidates.total(query, rows)
     if own.included:
         return total, count
-    there = (own.position != UNKNOWN) & candidates.contains(query, rows, own.position)
-    return total - torch.where(there[:, None], rows.embedding[own.position], 0), count - there.long()
+    inside = (own.position != UNKNOWN) & candidates.contains(query, rows, own.position)
+    return total - torch.where(inside[:, None], rows.embedding[own.position], 0), count - inside.long()
 
 
-Constrain = Callable[[Rows, Rows], Candidates]
-"""C_i of every query among some rows: a constraint."""
-
-
-def find(query: Rows, rows: Rows, constrain: Constrain, k: int | None, include_query: bool = True) -> Neighbours:
-    """S_i by a constraint. Where a query may choose itself, it must be among the rows, and related to itself."""
-    candidates = constrain(query, rows)
-    if include_query:
-        check_own_rows(query, rows, candidates)
-    return search(query, rows, candidates, k, include_query)
-
-
-def check_own_rows(query: Rows, rows: Rows, candidates: Candidates) -> None:
-    """A query that is not in its own C_i has been enqueued wrongly, or not at all."""
-    position = rows.positions_of(query.index)
-    check_enqueued(query, position != UNKNOWN)
-    check_related(query, candidates.contains(query, rows, position))
-
-
-def check_enqueued(query: Rows, there: Bool[Tensor, " b"]) -> None:
-    if not there.all():
+def check_enqueued(query: Rows, enqueued: Bool[Tensor, " b"]) -> None:
+    if not enqueued.all():
         raise ValueError(
-            f"{_count(query, ~there)} are not in the bank; enqueue them before the search, or pass include_query=False"
+            f"{_count(query, ~enqueued)} are not in the bank; "
+            "enqueue them before the search, or pass include_query=False"
         )
 
 
@@ -150,35 +149,11 @@ def _count(query: Rows, which: Bool[Tensor, " b"]) -> str:
     return f"{int(which.sum())} of {len(query)} queries (the first is image {int(query.index[which][0])})"
 
 
-def rank(query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
-    """The place of a row among all by nearness to its query, counted from 1 = the query itself."""
-    similarity = (query.embedding @ rows.embedding.T).masked_fill_(~rows.exists, -torch.inf)
-    own = query.index[:, None] == rows.index
-    similarity.masked_fill_(own, torch.inf)
-    level = similarity.gather(1, position[:, None])
-    nearer = (similarity > level).sum(1)
-    tied_before = ((similarity == level) & (rows.index < rows.index[position][:, None])).sum(1)
-    return 1 + nearer + tied_before
-
-
 @dataclass(frozen=True)
 class EveryRow(Candidates):
-    """C_i = M."""
+    """C_i = M, or those of its rows that have a companion."""
 
-    def nearest(self, query: Rows, rows: Rows, k: int, own: OwnRow) -> Int[Tensor, "b k"]:
-        return nearest_vectors(query.embedding, rows.embedding, rows.exists, rows.index, k, own)
-
-    def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
-        total = torch.where(rows.exists[:, None], rows.embedding, 0).sum(0)
-        return total.expand(len(query), -1), rows.exists.sum().expand(len(query))
-
-    def contains(self, query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
-        return rows.exists[position]
-
-
-@dataclass(frozen=True)
-class RowsWithCompanion(Candidates):
-    """C_i = the rows that have a companion."""
+    with_companion: bool = False
 
     def nearest(self, query: Rows, rows: Rows, k: int, own: OwnRow) -> Int[Tensor, "b k"]:
         return nearest_vectors(query.embedding, rows.embedding, self._inside(rows), rows.index, k, own)
@@ -192,7 +167,7 @@ class RowsWithCompanion(Candidates):
         return self._inside(rows)[position]
 
     def _inside(self, rows: Rows) -> Bool[Tensor, " n"]:
-        return rows.exists & rows.has_companion
+        return rows.exists & rows.has_companion if self.with_companion else rows.exists
 
 
 @dataclass(frozen=True)
@@ -243,14 +218,14 @@ class ShortList(Candidates):
         return torch.cat(found)
 
     def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
-        there = self.position != UNKNOWN
-        return sum_of(rows.embedding[self.position], there), there.sum(1)
+        valid = self.position != UNKNOWN
+        return masked_sum(rows.embedding[self.position], valid), valid.sum(1)
 
     def contains(self, query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
         return (self.position == position[:, None]).any(1)
 
-    def agreed(self, query: Rows, agree: Agree) -> Candidates:
-        return ShortList(agree(query, self.position))
+    def merge_shards(self, query: Rows, merge: MergeShards) -> Candidates:
+        return ShortList(merge(query, self.position))
 
 
 @dataclass(frozen=True)
@@ -282,8 +257,8 @@ class Relaxed(Candidates):
             inside[chosen] = candidates.contains(query[chosen], rows, position[chosen])
         return inside
 
-    def agreed(self, query: Rows, agree: Agree) -> Candidates:
-        return Relaxed(self.known, self.constrained.agreed(query[self.known], agree))
+    def merge_shards(self, query: Rows, merge: MergeShards) -> Candidates:
+        return Relaxed(self.known, self.constrained.merge_shards(query[self.known], merge))
 
     def _parts(self) -> list[tuple[Tensor, Candidates]]:
         parts = [(self.known, self.constrained), (~self.known, EveryRow())]
@@ -298,19 +273,21 @@ def nearest_vectors(
     index: Int[Tensor, " n"],
     k: int,
     own: OwnRow,
-    watched: Callable[[range], Iterable[int]] = iter,
+    progress: Callable[[range], Iterable[int]] = iter,
 ) -> Int[Tensor, "b k"]:
-    """The k allowed vectors of greatest dot product; equal ones by lower index; UNKNOWN where they run out.
+    """Returns the k allowed vectors of greatest dot product; equal ones by lower index; UNKNOWN where they run out.
 
-    watched: gives back the starts of the blocks that it is given, and sees them pass.
+    progress: wraps the iteration over blocks, to show how far it is.
     """
+    if not len(among):
+        return torch.full((len(vector), k), UNKNOWN, device=vector.device)
     found = []
     step = max(1, _BLOCK // max(1, len(among)))
     # One memory for all blocks: to be given a new one takes a quarter of the time of its product.
     block = vector.new_empty(min(step, len(vector)), len(among))
     some_forbidden = not bool(allowed.all())
     forced = torch.inf if own.included else -torch.inf
-    for start in watched(range(0, len(vector), step)):
+    for start in progress(range(0, len(vector), step)):
         part = slice(start, start + step)
         similarity = torch.mm(vector[part], among.T, out=block[: len(vector[part])])
         if some_forbidden:
@@ -331,13 +308,13 @@ def _labels(query: Rows, rows: Rows) -> tuple[Int[Tensor, " b"], Int[Tensor, " n
     return query.label, rows.label
 
 
-def sum_of(embedding: Float[Tensor, "b k d"], there: Bool[Tensor, "b k"]) -> Float[Tensor, "b d"]:
-    """The sum of what is there; what is not may be NaN, which no product with zero removes."""
-    return torch.where(there[:, :, None], embedding, 0).sum(1)
+def masked_sum(embedding: Float[Tensor, "b k d"], valid: Bool[Tensor, "b k"]) -> Float[Tensor, "b d"]:
+    """Sums the valid embeddings; the others may be NaN, which no product with zero removes."""
+    return torch.where(valid[:, :, None], embedding, 0).sum(1)
 
 
 def top(similarity: Float[Tensor, "b n"], index: Int[Tensor, "*b n"], k: int) -> Int[Tensor, "b k"]:
-    """Columns of the k greatest similarities, equal ones by lower index, UNKNOWN for -inf and beyond the last."""
+    """Returns the columns of the k greatest values, equal ones by lower index, UNKNOWN for -inf and beyond the last."""
     columns = similarity.shape[1]
     if not columns:
         return torch.full((len(similarity), k), UNKNOWN, device=similarity.device)
@@ -381,7 +358,7 @@ def _sorted(similarity: Float[Tensor, "b n"], index: Int[Tensor, "*b n"]) -> Int
 
 
 def translate(place: Int[Tensor, "b k"], position: Int[Tensor, "b n"]) -> Int[Tensor, "b k"]:
-    """From places in each query's own list to positions in the bank."""
+    """Maps places in each query's own list to positions in the bank."""
     if position.shape[1] == 0:
         return place
     return torch.where(place == UNKNOWN, UNKNOWN, position.gather(1, place.clamp_min(0)))

@@ -32,13 +32,13 @@ class Step:
     """One step, as far as the objective has asked for it.
 
     query: the embeddings of the first view that was asked for, without gradient, with what is known of the images.
-    bank: what to compare with, as a bank or as plain rows; empty where the objective keeps none.
+    bank: what to compare with; empty where the loss keeps none.
     online, target: what each encoder made of each view.
     support: the labelled images of SUPPORT.
     """
 
     query: Rows
-    bank: MemoryBank | Rows
+    bank: MemoryBank
     online: dict[int, EncoderOutput] = field(default_factory=dict)
     target: dict[int, EncoderOutput] = field(default_factory=dict)
     support: Rows | None = None
@@ -46,7 +46,7 @@ class Step:
     @cached_property
     def rows(self) -> Rows:
         """The rows of the bank, for those who compare with every one of them."""
-        return self.bank.rows() if isinstance(self.bank, MemoryBank) else self.bank
+        return self.bank.rows()
 
     @property
     def others(self) -> Bool[Tensor, "b n"]:

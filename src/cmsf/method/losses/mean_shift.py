@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cmsf.method.bank import MemoryBank, found_in
+from cmsf.method.bank import MemoryBank
 from cmsf.method.constraints import Constraint, SameLabel, Unconstrained
 from cmsf.method.losses.base import EXTRA, FIRST, SECOND, LoggedSearch, Loss, LossOutput, Step, ViewGroup
 from cmsf.method.rows import Rows
-from cmsf.method.search import Neighbours
+from cmsf.method.search import Neighbours, search
 
 
 def constrained_mean_shift(
@@ -42,7 +42,10 @@ def constrained_mean_shift(
     if k is not None and k < 1:
         raise ValueError(f"k = {k} neighbours make no mean; use 1 or more, or None for all")
     with torch.no_grad():
-        neighbours = found_in(bank, query, constraint, k, include_query)
+        if isinstance(bank, Rows):
+            neighbours = search(query, bank, constraint, k, include_query)
+        else:
+            neighbours = bank.search(query, constraint, k, include_query)
     distance = 2 - 2 * (prediction * neighbours.mean).sum(1)
     pulled = neighbours.count > 0
     return (distance * pulled).sum() / pulled.sum().clamp_min(1), neighbours

@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cmsf.method.bank import found_in
 from cmsf.method.constraints import Unconstrained
 from cmsf.method.losses.base import FIRST, SECOND, LoggedSearch, Loss, LossOutput, Step, masked_mean
 from cmsf.method.rows import Rows
@@ -43,7 +42,7 @@ class NNCLR(Loss):
 
     def _contrast(self, step: Step, z: Float[Tensor, "b d"], prediction: Float[Tensor, "b d"]) -> Float[Tensor, ""]:
         query = Rows(z.detach(), step.query.index)
-        nearest = found_in(step.bank, query, Unconstrained(), k=1, include_query=False)
+        nearest = step.bank.search(query, Unconstrained(), k=1, include_query=False)
         scores = nearest.mean @ prediction.T / self.temperature
         itself = torch.arange(len(z), device=z.device)
         return masked_mean(cross_entropy(scores, itself, reduction="none"), nearest.count > 0)
