@@ -54,8 +54,7 @@ def expected(recipe: Recipe, images: int, median_side: int) -> Resolved:
     if recipe.objective == "mean-shift":
         _check_neighbours(recipe, bank)
     support = _expected_support(recipe) if objective.needs_support else (0, 0)
-    with torch.device("meta"):  # shapes are all that is asked for
-        return _settled(recipe, bank, batch, support, median_side, in_memory=False)[0]
+    return _settled(recipe, bank, batch, support, median_side, in_memory=False)[0]
 
 
 def _settled(
@@ -67,7 +66,7 @@ def _settled(
         raise BadInput(f"--warmup-epochs {warmup} leaves nothing of --epochs {recipe.epochs}; use fewer, or auto")
     size = view_size(recipe, median_side)
     extra_size = max(8, round(size * 3 / 7)) if recipe.extra_size == AUTO else recipe.extra_size
-    with torch.random.fork_rng(devices=[]):
+    with torch.device("meta"):  # its shapes are all that is asked for; method/build.py draws the weights, once
         backbone = make_backbone(recipe.backbone, recipe.stem, size)
         width = feature_width(backbone, recipe.backbone, size)
         if recipe.extra_crops:  # a network for one size alone cannot have them
