@@ -1,4 +1,4 @@
-"""From a recipe's words to the objects that train."""
+"""Builds the objects that train from a recipe."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ def make_learner(
     recipe: Resolved,
     label: Int[Tensor, " n"],
     device: torch.device | str,
-    start: PretrainedWeights | None = None,
+    pretrained: PretrainedWeights | None = None,
     world: World = World(),
     bank_sharded: bool = False,
 ) -> Learner:
-    """The learner of a resolved recipe, for as many images as there are labels.
+    """Builds the learner of a resolved recipe, for as many images as there are labels.
 
-    start: what the backbone's weights are; None: what the seed decides.
-    world: who else trains it; bank_sharded: whether each of them holds but a share of the bank.
+    pretrained: the backbone's initial weights; None: drawn from the seed.
+    world: the processes that train together; bank_sharded: whether each of them holds a share of the bank alone.
     """
     device, precision, objective = torch.device(device), Precision(recipe.precision), make_loss(recipe)
     precision.check(device)
-    encoders = make_encoders(recipe, objective, _count_classes(label), start).to(device)
+    encoders = make_encoders(recipe, objective, _count_classes(label), pretrained).to(device)
     if recipe.batch_norm == "sync":
         synchronize_batchnorm(encoders, world, device)
     supervision = _supervision(recipe, objective, label.to(device), encoders.dim, world)
@@ -86,15 +86,14 @@ def make_learner(
         optimizer=_optimizer(recipe, encoders),
         scaler=GradScaler(device.type, enabled=precision.uses_loss_scaling),
         world=world,
-        shuffles=recipe.batch_norm == "shuffle",
+        shuffle_batchnorm=recipe.batch_norm == "shuffle",
     )
 
 
 def _bank(objective: Loss, world: World, sharded: bool) -> Callable[..., MemoryBank]:
     if sharded and objective.bank != "none" and not objective.selects_neighbours:
         raise BadInput(
-            "--bank-sharded is for methods that choose neighbours; this one compares with every row of the bank; "
-            "leave it out"
+            "--bank-sharded is for methods that choose neighbours; this one compares with every row; leave it out"
         )
     if world.alone:
         return MemoryBank
@@ -132,22 +131,24 @@ def _mean_shift(recipe: Recipe) -> MeanShift:
 
 
 def recipe_backbone(recipe: Resolved) -> nn.Module:
-    """The recipe's network, to load weights into."""
+    """Builds the recipe's backbone, to load weights into."""
     backbone = make_backbone(recipe.backbone, recipe.stem, recipe.size)
     return backbone.to(memory_format=torch.channels_last)
 
 
-def initial_backbone(recipe: Resolved, start: PretrainedWeights | None = None) -> nn.Module:
-    """The recipe's network as training finds it: with the weights it is given, or those that the seed decides."""
+def initial_backbone(recipe: Resolved, pretrained: PretrainedWeights | None = None) -> nn.Module:
+    """Builds the backbone that training starts from, with pretrained weights or those drawn from the seed."""
     with torch.random.fork_rng(devices=[]):
-        return _seeded_backbone(recipe, start).to(Precision(recipe.precision).dtype)
+        return _seeded_backbone(recipe, pretrained).to(Precision(recipe.precision).dtype)
 
 
-def make_encoders(recipe: Resolved, objective: Loss, classes: int, start: PretrainedWeights | None = None) -> Encoders:
-    """The encoders of an objective, with weights that the seed decides, but for a backbone that is given its own."""
+def make_encoders(
+    recipe: Resolved, objective: Loss, classes: int, pretrained: PretrainedWeights | None = None
+) -> Encoders:
+    """Builds the encoders that a loss needs, with weights drawn from the seed unless the backbone is pretrained."""
     hidden, dim = recipe.projection_hidden, recipe.projection_dim
     with torch.random.fork_rng(devices=[]):
-        backbone = _seeded_backbone(recipe, start)
+        backbone = _seeded_backbone(recipe, pretrained)
         width = feature_width(backbone, recipe.backbone, recipe.size)
         projector = predictor = classifier = None
         if "projector" in objective.heads:
@@ -168,16 +169,16 @@ def make_encoders(recipe: Resolved, objective: Loss, classes: int, start: Pretra
         )
 
 
-def _seeded_backbone(recipe: Resolved, start: PretrainedWeights | None) -> nn.Module:
-    torch.manual_seed(recipe.seed)  # before the weights that are given, so that what is drawn afterwards is the same
+def _seeded_backbone(recipe: Resolved, pretrained: PretrainedWeights | None) -> nn.Module:
+    torch.manual_seed(recipe.seed)  # before pretrained weights too, so that the heads are drawn alike
     backbone = recipe_backbone(recipe)
-    if start is not None:
-        start.load_into(backbone)
+    if pretrained is not None:
+        pretrained.load_into(backbone)
     return backbone
 
 
 def pretrained_weights(recipe: Resolved) -> PretrainedWeights | None:
-    """The weights that the recipe names; None: random ones."""
+    """Loads the weights that the recipe names; None: random ones."""
     return None if recipe.init == "none" else load_pretrained(recipe.init, recipe.backbone, recipe.size)
 
 
@@ -203,13 +204,13 @@ def _views(recipe: Resolved) -> dict[int, Augmentation]:
 
 def _optimizer(recipe: Resolved, encoders: Encoders) -> Optimizer:
     lr, momentum = recipe.lr, recipe.sgd_momentum
-    learning = encoders.trainable_parameters()
+    parameters = encoders.trainable_parameters()
     if recipe.optimiser == "sgd":
-        return SGD(learning, lr, momentum, weight_decay=recipe.weight_decay)
+        return SGD(parameters, lr, momentum, weight_decay=recipe.weight_decay)
     # Biases and BatchNorm are neither decayed nor adapted (You et al. 2017).
-    plain = {"params": [p for p in learning if p.ndim == 1], "weight_decay": 0.0}
+    plain = {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0}
     adapted = {
-        "params": [p for p in learning if p.ndim > 1],
+        "params": [p for p in parameters if p.ndim > 1],
         "weight_decay": recipe.weight_decay,
         "always_adapt": True,  # without decay too, where timm's would be plain SGD
     }
@@ -232,12 +233,12 @@ def _supervision(recipe: Resolved, objective: Loss, label: Int[Tensor, " n"], di
 
 
 def embeds_third_view(recipe: Recipe) -> bool:
-    """Whether one more view of every image goes through the target."""
+    """Returns whether a third view of every image goes through the target."""
     return _has_companions(recipe) and recipe.companions == "third-view"
 
 
 def embeds_clean_views(recipe: Recipe, objective: Loss) -> bool:
-    """Whether clean views of the labelled images go through the target twice an epoch."""
+    """Returns whether clean views of the labelled images go through the target twice an epoch."""
     return _has_pseudo_labels(recipe, objective) and recipe.pseudo_cache == "offline"
 
 
@@ -262,6 +263,6 @@ def _pseudo_classifier(recipe: Recipe, label: Tensor, dim: int) -> PseudoClassif
         )
     else:
         hidden = {"linear": 0, "mlp-2": 1, "mlp-3": 2}[recipe.pseudo_labels]
-        course = PseudoLabelSGD(epochs=recipe.pseudo_epochs, lr=recipe.pseudo_lr)
-        made = MLPClassifier(dim, classes, hidden, course, recipe.seed)
+        sgd = PseudoLabelSGD(epochs=recipe.pseudo_epochs, lr=recipe.pseudo_lr)
+        made = MLPClassifier(dim, classes, hidden, sgd, recipe.seed)
     return made.to(label.device, dtype)

@@ -1,4 +1,4 @@
-"""One step of constrained mean shift, the paper's Section 2, or of another objective in its place."""
+"""One training step of constrained mean shift, the paper's Section 2, or of another loss in its place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cmsf.utils.errors import BadInput
 
 
 class Diverged(BadInput):
-    """The loss, or a weight, is no number any more; losses: what the last loss was made of."""
+    """The loss or a weight is NaN or inf; losses: the last loss and its parts."""
 
     def __init__(self, message: str, losses: Mapping[str, float] | None = None) -> None:
         super().__init__(message)
@@ -36,79 +36,79 @@ class Learner:
     supervision: Supervision
     loss_fn: Loss
     views: dict[int, Augmentation]
-    """How each view is made: T1 and T2 in the paper, and what else is asked for."""
+    """The augmentation of each view: T1 and T2 in the paper, and further views that the loss needs."""
     optimizer: Optimizer
     scaler: GradScaler = field(default_factory=lambda: GradScaler(enabled=False))
-    """Keeps gradients of fp16 from vanishing; otherwise it does nothing."""
+    """Scales the loss for fp16; disabled otherwise."""
     world: World = World()
-    """Who else trains it. What is encoded is gathered, so that everybody has the whole batch from there on."""
-    shuffles: bool = False
-    """Whether the target's shares of a batch are others than the online encoder's: BatchNorm of a share alone would
-    tell one encoder what the other has seen."""
+    """The processes that train together. Encoder outputs are gathered: each then has the whole batch."""
+    shuffle_batchnorm: bool = False
+    """Whether the target sees other shares of a batch than the online encoder (MoCo's shuffling BN): statistics of the
+    same share would tell one encoder what the other has seen."""
 
     @property
     def view_crops(self) -> dict[int, Crop]:
-        """What each view of a step shows of an image, for those who cut it beforehand."""
-        wanted = {view for together in (*self.loss_fn.target, *self.loss_fn.online) for view in together}
+        """Returns the crop of each view that a step needs, for a loader that crops beforehand."""
+        needed = {view for group in (*self.loss_fn.target, *self.loss_fn.online) for view in group}
         if self.supervision.needs_third_view:
-            wanted.add(THIRD)
-        return {view: self.views[view].crop for view in sorted(wanted)}
+            needed.add(THIRD)
+        return {view: self.views[view].crop for view in sorted(needed)}
 
     def step(self, batch: Batch, target_momentum: float, support: Batch | None = None) -> tuple[Rows, LossOutput]:
-        """Learn from a batch (one's share of it), and from labelled images beside it where the objective asks for them.
+        """Takes one optimizer step on a batch (this process's share of it), with labelled images beside it if needed.
 
-        Returns the queries as they entered the bank, and what the objective said.
+        Returns the queries as they entered the bank, and the loss with its parts.
         """
         images = dict.fromkeys(self.views, batch) | ({} if support is None else {SUPPORT: support})
-        target = self._pass(self._embed, self.loss_fn.target, images)  # u = f(T1 x), no gradient
-        online = self._pass(self.encoders.encode, self.loss_fn.online, images)  # v = h(g(T2 x))
+        target = self._forward(self._embed, self.loss_fn.target, images)  # u = f(T1 x), no gradient
+        online = self._forward(self.encoders.encode, self.loss_fn.online, images)  # v = h(g(T2 x))
         first = next(view for view in (*target, *online) if view != SUPPORT)
-        query = self._known((online | target)[first], batch)
+        query = self._make_rows((online | target)[first], batch)
 
         if self.loss_fn.bank == "before":  # so that u itself is a candidate
             self.bank.enqueue(query)
-        labelled = None if support is None else self._known(online[SUPPORT], support)
-        outcome = self.loss_fn(Step(query, self.bank, online, target, labelled))
-        self.optimizer_step(outcome)
+        labelled = None if support is None else self._make_rows(online[SUPPORT], support)
+        output = self.loss_fn(Step(query, self.bank, online, target, labelled))
+        self.optimizer_step(output)
         if self.loss_fn.bank == "after":
             self.bank.enqueue(query)
         self.encoders.update_ema(target_momentum)
-        return query, outcome
+        return query, output
 
-    def _pass(
-        self, encode: Callable[[Tensor], EncoderOutput], passes: tuple[ViewGroup, ...], images: dict[int, Batch]
+    def _forward(
+        self, encode: Callable[[Tensor], EncoderOutput], groups: tuple[ViewGroup, ...], images: dict[int, Batch]
     ) -> dict[int, EncoderOutput]:
-        """What an encoder makes of each view, one pass for those that go together."""
+        """Encodes each view; the views of a group go through the encoder as one batch."""
         encoded: dict[int, EncoderOutput] = {}
-        for together in passes:
-            views = [self.views[view](images[view], view) for view in together]
+        for group in groups:
+            views = [self.views[view](images[view], view) for view in group]
             whole = encode(views[0] if len(views) == 1 else torch.cat(views))
             parts = whole.split([len(view) for view in views])
-            encoded |= {view: part.gather(self.world) for view, part in zip(together, parts, strict=True)}
+            encoded |= {view: part.gather(self.world) for view, part in zip(group, parts, strict=True)}
         return encoded
 
     def _embed(self, images: Float[Tensor, "b 3 h w"]) -> EncoderOutput:
-        """The target's embeddings of one's share of a batch."""
-        if not self.shuffles:
+        """Returns the target's embeddings of this process's share of a batch."""
+        if not self.shuffle_batchnorm:
             return self.encoders.embed(images)
-        everyones = self.world.gather(images)
-        mixed = self.encoders.embed(self.world.shard(everyones)).gather(self.world)
-        return mixed[self.world.unshard_order(len(everyones))[self.world.chunk(len(everyones))]]
+        batch = self.world.gather(images)
+        shuffled = self.encoders.embed(self.world.shard(batch)).gather(self.world)
+        return shuffled[self.world.unshard_order(len(batch))[self.world.chunk(len(batch))]]
 
-    def _known(self, encoded: EncoderOutput, batch: Batch) -> Rows:
-        """Rows of these images with what is known of them."""
+    def _make_rows(self, encoded: EncoderOutput, batch: Batch) -> Rows:
+        """Returns rows of these images, with labels or companions filled in by the supervision."""
         embedding = encoded.embedding.detach()
         rows = Rows(embedding, self.world.gather(batch.index.to(embedding.device)))
-        return self.supervision(rows, lambda: self._pass(self._embed, ((THIRD,),), {THIRD: batch})[THIRD].embedding)
+        return self.supervision(rows, lambda: self._forward(self._embed, ((THIRD,),), {THIRD: batch})[THIRD].embedding)
 
-    def optimizer_step(self, outcome: LossOutput) -> None:
-        loss = outcome.loss
+    def optimizer_step(self, output: LossOutput) -> None:
+        loss = output.loss
         if not loss.isfinite():  # the weights are still those of before
-            raise Diverged(f"the loss is {float(loss.detach())}", outcome.scalars())
+            raise Diverged(f"the loss is {float(loss.detach())}", output.scalars())
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
         self.world.all_reduce_gradients(self.encoders.trainable_parameters())
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.scaler.is_enabled() and self.scaler.get_scale() < 1:
-            raise Diverged("the gradients are no numbers at any scale", outcome.scalars())
+            raise Diverged("the gradients are NaN or inf at any scale", output.scalars())

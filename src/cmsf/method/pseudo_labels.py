@@ -1,4 +1,4 @@
-"""Pseudo-label classifiers: who says what an unlabelled image is, from its embedding, while everything still moves."""
+"""Classifiers of embeddings that give unlabelled images pseudo-labels during training."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from cmsf.models.heads import SGDSettings, mlp
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.rng import permutation
 
-_TRAINING = 0xC1A5 << 40  # what this use of the hash is for; no epoch is ever so high
+_TRAINING = 0xC1A5 << 40  # keeps these random draws apart from others; no epoch is ever so high
 
 
 class PseudoClassifier(nn.Module, ABC):
-    """Learns from labelled rows, again and again, and says how probable each class is for others."""
+    """Is fitted to labelled rows repeatedly, and predicts class probabilities."""
 
     @abstractmethod
     def fit(self, rows: Rows, times: int) -> None:
-        """Learn from the rows that exist, two at least, going on from what it knows; `times` it has learned before."""
+        """Fits the rows that exist, two at least, from its current weights; times: how often it was fitted before."""
 
     @abstractmethod
     def forward(self, embedding: Float[Tensor, "b d"]) -> Float[Tensor, "b c"]:
-        """How probable each class is."""
+        """Returns the probability of each class."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PseudoLabelSGD(SGDSettings):
-    """How layers are trained each time: the paper's SGD, of which 1 % of ImageNet's labels make 500 steps."""
+    """The paper's SGD for each fit, of which 1 % of ImageNet's labels make 500 steps."""
 
     epochs: int = 10
     lr: float = 0.01
@@ -41,12 +41,12 @@ class PseudoLabelSGD(SGDSettings):
 
 
 class MLPClassifier(PseudoClassifier):
-    """A linear layer, or a perceptron with BatchNorm and ReLU after each of its hidden layers, which are twice as wide
+    """A linear layer, or an MLP with BatchNorm and ReLU after each of its hidden layers, which are twice as wide
     as the embedding. (The width is that of the authors' code; the paper's text gives the projector's.)"""
 
-    def __init__(self, dim: int, classes: int, hidden_layers: int, course: PseudoLabelSGD, seed: int) -> None:
+    def __init__(self, dim: int, classes: int, hidden_layers: int, sgd: PseudoLabelSGD, seed: int) -> None:
         super().__init__()
-        self.course, self.seed = course, seed
+        self.sgd, self.seed = sgd, seed
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.layers = mlp(dim, 2 * dim, classes, hidden_layers)
@@ -54,15 +54,15 @@ class MLPClassifier(PseudoClassifier):
     def fit(self, rows: Rows, times: int) -> None:
         known = rows[rows.exists]
         assert known.label is not None
-        batch, epochs = self.course.batch_and_epochs(len(known))
-        optimiser = self.course.make_optimizer(self.parameters())
+        batch_size, epochs = self.sgd.batch_and_epochs(len(known))
+        optimizer = self.sgd.make_optimizer(self.parameters())
         self.train()
         for epoch in range(epochs):
             order = permutation(len(known), self.seed, _TRAINING + times, epoch).to(known.index.device)
-            for some in order[: len(known) // batch * batch].split(batch):
-                optimiser.zero_grad()
-                cross_entropy(self.layers(known.embedding[some]), known.label[some]).backward()
-                optimiser.step()
+            for batch in order[: len(known) // batch_size * batch_size].split(batch_size):
+                optimizer.zero_grad()
+                cross_entropy(self.layers(known.embedding[batch]), known.label[batch]).backward()
+                optimizer.step()
 
     @torch.no_grad()
     def forward(self, embedding: Float[Tensor, "b d"]) -> Float[Tensor, "b c"]:
@@ -72,7 +72,7 @@ class MLPClassifier(PseudoClassifier):
 
 
 class KNNClassifier(PseudoClassifier):
-    """The share of each class among the k nearest labelled rows, as they were when it learned last.
+    """The share of each class among the k nearest labelled rows, as they were at the last fit.
 
     k is at most what the smallest class has, or else no class could ever have all votes.
     """
@@ -95,9 +95,9 @@ class KNNClassifier(PseudoClassifier):
     @torch.no_grad()
     def forward(self, embedding: Float[Tensor, "b d"]) -> Float[Tensor, "b c"]:
         rows = Rows(self.embedding, self.index, self.label)
-        nobody = OwnRow(torch.full((len(embedding),), UNKNOWN, device=embedding.device))
-        near = nearest_vectors(embedding, rows.embedding, rows.exists, rows.index, self.k, nobody)
-        there = near != UNKNOWN
+        no_own = OwnRow(torch.full((len(embedding),), UNKNOWN, device=embedding.device))
+        near = nearest_vectors(embedding, rows.embedding, rows.exists, rows.index, self.k, no_own)
+        valid = near != UNKNOWN
         votes = embedding.new_zeros(len(embedding), self.classes)
-        votes.scatter_add_(1, self.label[near].clamp_min(0), there.to(votes))
-        return votes / there.sum(1, keepdim=True).clamp_min(1)
+        votes.scatter_add_(1, self.label[near].clamp_min(0), valid.to(votes))
+        return votes / valid.sum(1, keepdim=True).clamp_min(1)

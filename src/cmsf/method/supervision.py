@@ -1,4 +1,4 @@
-"""Knowledge: who fills the columns of a query that a constraint looks at."""
+"""Supervision: fills in the labels or companions of the queries, which the constraints look at."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.distributed import World
 
 Embed = Callable[[Int[Tensor, " m"]], Float[Tensor, "m d"]]
-"""The target's embeddings of the clean views of some images."""
+"""Returns the target's embeddings of clean views of images, by their indices."""
 
 
 @dataclass(frozen=True)
 class PseudoLabelOutput:
-    """What is thought of images that have no label, UNKNOWN where nothing is yet, and whether it is used as one."""
+    """Predicted labels of images without one, UNKNOWN before the first training, and whether each is confident enough
+    to be used."""
 
     index: Int[Tensor, " u"]
     label: Int[Tensor, " u"]
@@ -32,25 +33,25 @@ class PseudoLabelOutput:
 
 
 class Supervision(ABC):
-    """Fills a column of every query, and may remember what it saw."""
+    """Fills in labels or companions of every query; may keep state."""
 
     companion_dim: int | None = None
-    """The width of the companions it fills in; None where it fills in none."""
+    """The width of its companions; None: it has none."""
     needs_third_view: bool = False
-    """Whether it asks for one more view of every image."""
+    """Whether it needs a third view of every image."""
     pseudo_labels: PseudoLabelOutput | None = None
-    """What it thought of the last batch's images that have no label; None where it does not guess."""
+    """Predictions for the last batch's unlabelled images; None where it makes none."""
     seconds: float = 0.0
-    """How long it has taken so far."""
+    """Time spent in it so far."""
     companion_cache: EmbeddingCache | None = None
-    """What it remembers that is as long as the data: no part of `state_dict`, and saved by itself."""
+    """Companions of all images: as long as the data, so saved apart from `state_dict`."""
 
     @abstractmethod
     def __call__(self, query: Rows, third_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
-        """The query with what is known of it; `third_view` embeds one more weak view by the target."""
+        """Returns the query with labels or companions; `third_view` embeds one more weak view by the target."""
 
     def refresh(self, embed: Embed) -> None:
-        """In the middle of an epoch and at its end: time to learn from what was remembered."""
+        """Trains on what was stored; called in the middle of an epoch and at its end."""
         return
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -61,7 +62,7 @@ class Supervision(ABC):
 
 
 class NoSupervision(Supervision):
-    """Mean shift and BYOL know nothing of an image but the image."""
+    """No labels and no companions: mean shift and BYOL."""
 
     def __call__(self, query: Rows, third_view: Callable[[], Float[Tensor, "b d"]]) -> Rows:
         return query
@@ -140,8 +141,7 @@ class PseudoLabels(Supervision):
             known = given != UNKNOWN
             if not self.offline:
                 self.cache.swap(Rows(query.embedding[known], self.slot[query.index[known]]))
-            others = query[~known]
-            self.pseudo_labels = self._guess(others)
+            self.pseudo_labels = self._predict(query[~known])
             label = given.clone()
             label[~known] = torch.where(self.pseudo_labels.confident, self.pseudo_labels.label, UNKNOWN)
             return replace(query, label=label)
@@ -160,16 +160,16 @@ class PseudoLabels(Supervision):
                 Rows(embedding, torch.where(filled, self.labelled, UNKNOWN), self.label[self.labelled]),
                 self.times_trained,
             )
-            # All have learned the same, as far as their devices repeat themselves; a bank must not depend on it.
+            # Every process has trained the same classifier, up to nondeterminism of its device; banks must not differ.
             self.world.broadcast(self.classifier)
             self.times_trained += 1
 
-    def _guess(self, others: Rows) -> PseudoLabelOutput:
-        if not self.times_trained or not len(others):
-            nothing = torch.full_like(others.index, UNKNOWN)
-            return PseudoLabelOutput(others.index, nothing, torch.zeros_like(nothing, dtype=torch.bool))
-        confidence, label = self.classifier(others.embedding).max(1)
-        return PseudoLabelOutput(others.index, label, confidence >= self.threshold)
+    def _predict(self, unlabelled: Rows) -> PseudoLabelOutput:
+        if not self.times_trained or not len(unlabelled):
+            nothing = torch.full_like(unlabelled.index, UNKNOWN)
+            return PseudoLabelOutput(unlabelled.index, nothing, torch.zeros_like(nothing, dtype=torch.bool))
+        confidence, label = self.classifier(unlabelled.embedding).max(1)
+        return PseudoLabelOutput(unlabelled.index, label, confidence >= self.threshold)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -180,7 +180,7 @@ class PseudoLabels(Supervision):
             self.seconds += self._now() - start
 
     def _now(self) -> float:
-        if self.label.is_cuda:  # what is still being computed there is not this one's doing
+        if self.label.is_cuda:  # wait for earlier work, which is not to be counted here
             torch.cuda.synchronize(self.label.device)
         return time.perf_counter()
 

@@ -16,11 +16,11 @@ from cmsf.utils.distributed import World
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """What an encoder made of some images.
+    """The output of an encoder for a batch.
 
     embedding: the projection, or the features where there is no projector, as unit rows.
-    prediction: what the predictor makes of it, as unit rows; the embedding where there is none.
-    logits: of the classes; of no class where there is no classifier.
+    prediction: the predictor's output, as unit rows; the embedding where there is no predictor.
+    logits: of the classes; zero columns where there is no classifier.
     """
 
     embedding: Float[Tensor, "b d"]
@@ -35,7 +35,7 @@ class EncoderOutput:
         return [EncoderOutput(*part) for part in parts]
 
     def gather(self, world: World) -> EncoderOutput:
-        """What the encoders of all processes made of the whole batch, in one message."""
+        """Gathers the outputs of all processes, in one message."""
         columns = (self.embedding, self.prediction, self.logits)
         gathered = world.gather(torch.cat(columns, dim=1))
         return EncoderOutput(*gathered.split([column.shape[1] for column in columns], dim=1))
@@ -55,7 +55,7 @@ class Encoder(nn.Module):
 
 
 class Encoders(nn.Module):
-    """g with h and a classifier of the features, which learn, and f, a moving average of g."""
+    """The online encoder g with predictor h and classifier, which are trained; the target f, a moving average of g."""
 
     target: Encoder | None
 
@@ -69,7 +69,7 @@ class Encoders(nn.Module):
         target: bool = True,
         precision: Precision = Precision(),
     ) -> None:
-        """dim: how long an embedding is. A head that is None is left out; without a target, there is no f."""
+        """dim: the length of an embedding. A head that is None is left out; target: whether there is an f."""
         super().__init__()
         self.dim, self.precision = dim, precision
         self.online = Encoder(backbone, projector or nn.Identity())
@@ -98,7 +98,7 @@ class Encoders(nn.Module):
 
     @torch.no_grad()
     def update_ema(self, momentum: float) -> None:
-        """f ← m f + (1 − m) g. BatchNorm's statistics are not averaged: f gathers its own from what it sees."""
+        """f ← m f + (1 − m) g. BatchNorm's statistics are not averaged: f has its own, of what it sees."""
         if self.target is not None:
             torch._foreach_lerp_(list(self.target.parameters()), list(self.online.parameters()), 1 - momentum)
 
@@ -107,7 +107,7 @@ class Encoders(nn.Module):
 
     @torch.no_grad()
     def is_finite(self) -> bool:
-        """Whether all weights and all of BatchNorm's statistics are numbers."""
+        """Returns whether no weight or BatchNorm statistic is NaN or inf."""
         values = [value for value in self.state_dict().values() if value.is_floating_point()]
         return bool(torch.stack(torch._foreach_norm(values)).isfinite().all())
 

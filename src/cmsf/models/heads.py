@@ -1,4 +1,4 @@
-"""Perceptrons: what is put on a network's features, to embed them or to name them."""
+"""Heads on a backbone's features, and the SGD settings of heads that are trained on few examples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.optim import SGD
 def mlp(
     inputs: int, hidden: int, outputs: int, hidden_layers: int = 1, bias: bool = False, output_norm: bool = False
 ) -> nn.Sequential:
-    """Linear, BatchNorm and ReLU so many times, then linear.
+    """Builds an MLP: linear, BatchNorm and ReLU for each hidden layer, then linear.
 
     bias: of the hidden layers, where BatchNorm has one of its own.
     output_norm: whether BatchNorm without scale and shift follows.
@@ -27,7 +27,7 @@ def mlp(
 
 @dataclass(frozen=True, kw_only=True)
 class SGDSettings:
-    """Few examples make few steps, which would teach nothing: they are gone through more often, for `min_steps`.
+    """SGD for a given number of epochs; with few examples more epochs, so that there are `min_steps` steps.
 
     The last incomplete batch of an epoch is dropped.
     """
@@ -40,7 +40,7 @@ class SGDSettings:
     min_steps: int
 
     def batch_and_epochs(self, count: int) -> tuple[int, int]:
-        """Batch size and epochs."""
+        """Returns batch size and epochs for so many examples."""
         batch = self.batch_size_for(count)
         return batch, max(self.epochs, -(-self.min_steps // (count // batch)))
 

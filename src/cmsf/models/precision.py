@@ -1,4 +1,4 @@
-"""In how many bits a run computes: networks by the recipe's word; banks, losses and search in no less than fp32."""
+"""Numeric precision: of networks as the recipe says; banks, losses and search use fp32 or fp64."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Precision:
     name: Name = "fp32"
 
     def check(self, device: torch.device) -> None:
-        """Refuse what a device cannot do."""
+        """Raises BadInput for a precision that the device does not support."""
         if device.type == "mps" and self.name in ("fp64", "fp16"):
             remedy = "--device cpu" if self.name == "fp64" else "--precision bf16"
-            raise BadInput(f"--precision {self.name} is not to be had on mps; use {remedy}")
+            raise BadInput(f"--precision {self.name} is not supported on mps; use {remedy}")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -34,11 +34,11 @@ class Precision:
 
     @property
     def uses_loss_scaling(self) -> bool:
-        """Gradients of fp16 vanish where they are not made larger."""
+        """Whether the loss is scaled, as gradients in fp16 underflow otherwise."""
         return self.name == "fp16"
 
     def autocast(self, device: torch.device) -> torch.autocast:
-        """Where the network's products are taken in fewer bits; weights and what comes out keep theirs."""
+        """Returns the context in which the network computes in lower precision; weights and outputs keep theirs."""
         return torch.autocast(device.type, dtype=self._lower, enabled=self._lower is not None)
 
     @property

@@ -12,28 +12,28 @@ from cmsf.utils.distributed import World
 
 
 def synchronize_batchnorm(network: nn.Module, world: World, device: torch.device) -> nn.Module:
-    """The same network, with the same weights under the same names, whose BatchNorm sees everybody's images.
+    """Makes the network's BatchNorm layers use the batches of all processes; weights and their names stay the same.
 
-    On CUDA torch's own does it, which refuses tensors of the CPU.
+    On CUDA this is torch's SyncBatchNorm, which does not take CPU tensors.
     """
     if world.alone:
         return network
     if device.type == "cuda":
         converted: nn.Module = convert_sync_batchnorm(network)  # timm's knows its own layers too
         return converted
-    return _replaced(network, world)
+    return _convert(network, world)
 
 
 class SharedBatchNorm(_BatchNorm):
     """BatchNorm1d, 2d or 3d over the whole batch."""
 
-    def __init__(self, like: _BatchNorm, world: World) -> None:
-        super().__init__(like.num_features)
-        _take_over(self, like)
+    def __init__(self, source: _BatchNorm, world: World) -> None:
+        super().__init__(source.num_features)
+        _take_over(self, source)
         self.world = world
 
     def forward(self, input: Float[Tensor, "b c *rest"]) -> Float[Tensor, "b c *rest"]:
-        return _normalised(self, input, self.world)
+        return _normalize(self, input, self.world)
 
     def _check_input_dim(self, input: Tensor) -> None:
         return
@@ -42,17 +42,17 @@ class SharedBatchNorm(_BatchNorm):
 class SharedBatchNormAct(BatchNormAct2d):
     """timm's BatchNorm with an activation behind it, over the whole batch."""
 
-    def __init__(self, like: BatchNormAct2d, world: World) -> None:
-        super().__init__(like.num_features)
-        _take_over(self, like)
-        self.drop, self.act, self.world = like.drop, like.act, world
+    def __init__(self, source: BatchNormAct2d, world: World) -> None:
+        super().__init__(source.num_features)
+        _take_over(self, source)
+        self.drop, self.act, self.world = source.drop, source.act, world
 
     def forward(self, input: Float[Tensor, "b c *rest"]) -> Float[Tensor, "b c *rest"]:
-        activated: Tensor = self.act(self.drop(_normalised(self, input, self.world)))
+        activated: Tensor = self.act(self.drop(_normalize(self, input, self.world)))
         return activated
 
 
-def _normalised(norm: _BatchNorm, input: Tensor, world: World) -> Tensor:
+def _normalize(norm: _BatchNorm, input: Tensor, world: World) -> Tensor:
     """(x − mean) / √(variance + ε) · weight + bias, with the mean and the variance over the images of all processes."""
     if not norm.training:
         return nn.functional.batch_norm(
@@ -66,19 +66,18 @@ def _normalised(norm: _BatchNorm, input: Tensor, world: World) -> Tensor:
     count = sums[-1].detach()
     mean = sums[:-1] / count
     centred = wide - mean.view(shape)
-    variance = (
-        world.all_reduce(centred.square().sum(others)) / count
-    )  # from the mean: a difference of large sums is no variance
+    # Centred first: the difference of two large sums would lose the variance.
+    variance = world.all_reduce(centred.square().sum(others)) / count
     scaled = centred * (variance + norm.eps).rsqrt().view(shape)
     if norm.affine:
         scaled = scaled * norm.weight.view(shape) + norm.bias.view(shape)
     if norm.track_running_stats:
-        _remember(norm, mean.detach(), variance.detach() * count / (count - 1))
+        _update_running_stats(norm, mean.detach(), variance.detach() * count / (count - 1))
     return scaled.to(input.dtype)
 
 
 @torch.no_grad()
-def _remember(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
+def _update_running_stats(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
     assert norm.running_mean is not None
     assert norm.running_var is not None
     assert norm.num_batches_tracked is not None
@@ -88,20 +87,20 @@ def _remember(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
     norm.running_var.lerp_(variance.to(norm.running_var), share)
 
 
-def _replaced(module: nn.Module, world: World) -> nn.Module:
+def _convert(module: nn.Module, world: World) -> nn.Module:
     if isinstance(module, BatchNormAct2d):
         return SharedBatchNormAct(module, world)
     if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
         return SharedBatchNorm(module, world)
     for name, child in module.named_children():
-        setattr(module, name, _replaced(child, world))
+        setattr(module, name, _convert(child, world))
     return module
 
 
-def _take_over(norm: _BatchNorm, like: _BatchNorm) -> None:
-    """The very same weights and statistics, so that whoever holds them holds them still."""
-    norm.eps, norm.momentum, norm.affine = like.eps, like.momentum, like.affine
-    norm.track_running_stats = like.track_running_stats
+def _take_over(norm: _BatchNorm, source: _BatchNorm) -> None:
+    """Shares the tensors of another layer, so that references to its parameters stay valid."""
+    norm.eps, norm.momentum, norm.affine = source.eps, source.momentum, source.affine
+    norm.track_running_stats = source.track_running_stats
     for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
-        setattr(norm, name, getattr(like, name))
-    norm.train(like.training)
+        setattr(norm, name, getattr(source, name))
+    norm.train(source.training)

@@ -164,7 +164,7 @@ class Trainer:
         epoch, position = divmod(self.step, self.steps_per_epoch)
         # Before the step that needs it, and not after the one that is done: so a resumed run does it too.
         if self.step and position in (0, self.steps_per_epoch // 2):
-            if self.learner.shuffles:  # BatchNorm statistics differ between processes; the main one's count
+            if self.learner.shuffle_batchnorm:  # BatchNorm statistics differ between processes; the main one's count
                 self.world.broadcast(self.learner.encoders)
             self.learner.supervision.refresh(self._embed_clean)
         lr, momentum = self.schedule.lr(self.step), self.schedule.target_momentum(self.step)
