@@ -8,6 +8,7 @@ from typing import Any
 import oracle
 import pytest
 import torch
+from helpers import bank_of
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -408,7 +409,7 @@ class BaselineByHand:
         if self.plan.enters == "before":
             self.bank = entered(self.bank, entering)
         named = Rows(online[SUPPORT].embedding.detach(), support, FEW[support]) if SUPPORT in online else None
-        loss = self.plan.loss(Step(query, self.rows(u.shape[1]), online, target, named)).loss
+        loss = self.plan.loss(Step(query, bank_of(self.rows(u.shape[1])), online, target, named)).loss
         self.descend(loss)
         if self.plan.enters == "after":
             self.bank = entered(self.bank, entering)
