@@ -93,7 +93,7 @@ def test_a_classifier_is_judged_like_everything_else(bars: Path, tmp_path: Path)
         run.evaluate("classifier", tmp_path / "strange.npz")
     assert run.references("classifier") == {}
     plain = cmsf.train("msf-small", bars, tmp_path / "plain", quiet=True, **TINY)
-    with pytest.raises(BadInput, match="is no classifier; make one: cmsf finetune"):
+    with pytest.raises(BadInput, match="is not a classifier; make one: cmsf finetune"):
         plain.evaluate("classifier")
 
 
@@ -179,7 +179,9 @@ def test_every_step_has_other_labelled_images_beside_it_in_other_views(
     assert [key for key, _ in seen] == list(range(12))  # the key that decides the views
     assert len({images for _, images in seen}) == 12
     assert all(len(images) == 4 * 2 for _, images in seen)
-    labelled = {row["index"] for row in run.folder.images() if row["split"] == "train" and row["label"] is not None}
+    labelled = {
+        row["index"] for row in run.folder.listing().rows() if row["split"] == "train" and row["label"] is not None
+    }
     assert {image for _, images in seen for image in images} <= labelled
 
 
@@ -218,18 +220,18 @@ def test_the_number_of_labelled_images_beside_a_batch_follows_the_data(
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
-        ("simclr", {"bank_size": 64}, "simclr keeps no bank, so --bank-size 64 will not do; use auto"),
-        ("moco-v2", {"bank_size": 0}, "info-nce needs a bank, so --bank-size 0 will not do; use auto"),
+        ("simclr", {"bank_size": 64}, "simclr keeps no bank, so --bank-size 64 is invalid; use auto"),
+        ("moco-v2", {"bank_size": 0}, "info-nce needs a bank, so --bank-size 0 is invalid; use auto"),
         ("simclr", {"extra_crops": 2}, "simclr has no use for --extra-crops 2; leave it out"),
         ("simclr", {"k": 7}, "simclr has no use for --k 7; leave it out"),
         ("xent", {"constraint": "label", "pseudo_labels": "mlp-2"}, "cross-entropy has no use for --constraint label"),
         ("cmsf-self", {"temperature": 0.2}, "mean-shift has no use for --temperature 0.2"),
-        ("paws", {"labels_per_class": 8, "support_classes": 1}, "so --support-classes 1 will not do; use 2 or more"),
-        ("paws", {"labels_per_class": 8, "support_classes": 0}, "so --support-classes 0 will not do; use 2 or more"),
+        ("paws", {"labels_per_class": 8, "support_classes": 1}, "so --support-classes 1 is invalid; use 2 or more"),
+        ("paws", {"labels_per_class": 8, "support_classes": 0}, "so --support-classes 0 is invalid; use 2 or more"),
         (
             "paws",
             {"labels_per_class": 8, "support_images": 9},
-            "--support-images 9 will not do: '0' has 8 labelled images",
+            "--support-images 9 is invalid: '0' has 8 labelled images",
         ),
         (
             "paws",

@@ -61,7 +61,7 @@ def bars(tmp_path: Path) -> Path:
         (["train", "msf", "--threads", "9" * 20], "invalid value --threads 1e+20; expected a whole number from 1"),
         (["train", "msf", "--k", "["], "invalid value --k [; expected a whole number or all"),
         (["train", "msf", "--device", "meta"], "--device meta is not available"),
-        (["train", "msf", "--out", "x" * 300], "will not do: File name too long"),
+        (["train", "msf", "--out", "x" * 300], "cannot be used: File name too long"),
         (["train", "msf", "--out", "/dev/null/run"], "cannot make the run folder /dev/null/run"),
         (["train", "msf", "--device", "abacus"], "--device abacus is not available"),
         (["train", "nowhere.yaml"], "there is no recipe file nowhere.yaml"),
@@ -76,7 +76,7 @@ def bars(tmp_path: Path) -> Path:
         (["flops", "cmsf-selv-small"], "no recipe is called 'cmsf-selv-small'; did you mean cmsf-self-small?"),
         (["flops", "runs/nowhere"], "there is no run runs/nowhere"),
         (["flops", "nowhere.yaml"], "there is no recipe file nowhere.yaml"),
-        (["flops", "."], ". is no run: it has no recipe.yaml"),
+        (["flops", "."], ". is not a run: it has no recipe.yaml"),
         (["flops", "msf"], "msf has no scale; use msf-small or msf-standard"),
         (["flops", "x" * 5000], "no recipe is called"),
         (["flops", "msf-small", "--images", "0"], "invalid value --images 0; expected a whole number from 2"),
@@ -154,7 +154,7 @@ def test_a_folder_that_holds_something_else_is_not_touched(
     assert "already holds another run (lr: 0.01 against" in refusal(capsys, *command, "--lr", "0.01")
     (tmp_path / "diary").mkdir()
     (tmp_path / "diary" / "monday.txt").write_text("dear diary")
-    assert "is not empty and holds no run" in refusal(
+    assert "is not empty and is not a run" in refusal(
         capsys, "train", "msf", "--data", bars, "--out", tmp_path / "diary"
     )
     assert "is a file" in refusal(capsys, "train", "msf", "--data", bars, "--out", bars)
@@ -166,7 +166,7 @@ def test_the_current_folder_can_be_the_run_if_it_is_empty(
 ) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert "is not empty and holds no run" in refusal(capsys, "train", "msf-small", "--data", bars, "--out", ".")
+    assert "is not empty and is not a run" in refusal(capsys, "train", "msf-small", "--data", bars, "--out", ".")
     monkeypatch.chdir(tmp_path / "here")
     assert main(["train", "msf-small", "--data", str(bars), "--out", ".", *FAST]) == 0
     assert (tmp_path / "here" / "backbone.safetensors").exists()
@@ -336,7 +336,7 @@ def test_a_folder_in_the_place_of_a_recipe_is_understood(
 ) -> None:
     assert f"cmsf train cmsf-self --data {bars}" in refusal(capsys, "train", bars)
     (tmp_path / "file.txt").write_text("no run")
-    assert "is no run" in refusal(capsys, "evaluate", tmp_path)
+    assert "is not a run" in refusal(capsys, "evaluate", tmp_path)
 
 
 def test_recipes_are_listed_and_a_printed_one_can_be_trained(

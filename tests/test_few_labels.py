@@ -9,7 +9,8 @@ from helpers import write_npz
 from test_linear import separable
 from torch import nn
 
-from cmsf.data import Dataset, build_dataset, load_dataset, open_source
+from cmsf.data import Dataset, load_dataset, open_source
+from cmsf.data.prepare import read_label_list
 from cmsf.evaluation import FeatureExtractor, LabelSubset, evaluate_few_labels, seeded_subsets, subset_from_list
 from cmsf.evaluation.finetune import FineTuneSettings, fine_tune
 from cmsf.evaluation.predict import predict_scores
@@ -78,9 +79,10 @@ def bars(tmp_path: Path) -> Path:
 
 
 def from_list(file: Path, bars: Path) -> LabelSubset:
-    recipe = Recipe(seed=0)
-    data = load_dataset(open_source(bars), recipe, 16)
-    return subset_from_list(file, build_dataset(open_source(bars), recipe, labels=file), data)
+    source = open_source(bars)
+    names = read_label_list(source, file)["train"]
+    data = load_dataset(source, Recipe(seed=0), 16)
+    return subset_from_list(file, dict(zip(source.train.images.paths, names, strict=True)), data)
 
 
 def test_a_list_says_which_images_are_labelled_and_how(bars: Path, tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_a_list_says_which_images_are_labelled_and_how(bars: Path, tmp_path: Pat
 def test_a_list_of_other_classes_or_of_one_class_is_refused(bars: Path, tmp_path: Path) -> None:
     file = tmp_path / "some.csv"
     file.write_text("index,label\n0,cat\n1,dog\n")
-    with pytest.raises(BadInput, match="'cat', which is no class of bars"):
+    with pytest.raises(BadInput, match="'cat', which is not a class of bars"):
         from_list(file, bars)
     one = LabelSubset("one", "", torch.tensor([0, 3]), torch.tensor([0, 0]))
     with pytest.raises(BadInput, match="labels of 1 class"):

@@ -17,14 +17,13 @@ from test_cli import refusal
 from test_few_labels import levels, network
 
 import cmsf
-from cmsf import api
-from cmsf.api import _how
+from cmsf.api import _finetune_options
 from cmsf.cli import main
 from cmsf.data import build_dataset, open_source
 from cmsf.evaluation import FeatureExtractor, finetune
 from cmsf.evaluation.finetune import FineTuneSettings, fine_tune, fine_tune_in_rounds, make_classifier
 from cmsf.recipes.recipe import Recipe
-from cmsf.training import finetune as training_finetune
+from cmsf.runs import classifier as runs_classifier
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
 
@@ -38,9 +37,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than the small networks; one test has them all."""
     if "with_pictures" not in request.fixturenames:
-        monkeypatch.setattr(api, "draw_neighbours", lambda *_, **__: None)
-        for name in ("draw_confusion", "draw_reliability"):
-            monkeypatch.setattr(training_finetune, name, lambda *_, **__: None)
+        for name in ("draw_neighbours", "draw_confusion", "draw_reliability"):
+            monkeypatch.setattr(runs_classifier, name, lambda *_, **__: None)
 
 
 @pytest.fixture
@@ -181,8 +179,8 @@ def test_the_same_seed_gives_the_same_classifier_and_another_another(run: Path, 
 
 def test_random_weights_are_not_the_runs_and_depend_on_the_seed(run: Path) -> None:
     def start(seed: int | None, random_weights: bool) -> torch.Tensor:
-        how = _how(cmsf.Run(run), 1, "whole", random_weights, None, None, seed)
-        return next(training_finetune.starting_network(cmsf.Run(run), how).parameters())
+        settings = _finetune_options(cmsf.Run(run), 1, "whole", random_weights, None, None, seed)
+        return next(runs_classifier.starting_network(cmsf.Run(run), settings).parameters())
 
     assert torch.equal(start(None, False), next(cmsf.load(run).parameters()))
     assert not torch.equal(start(0, True), start(0, False))
@@ -302,7 +300,7 @@ def test_who_is_interrupted_while_writing_leaves_no_folder(
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(training_finetune, "draw_reliability", interrupt)
+    monkeypatch.setattr(runs_classifier, "draw_reliability", interrupt)
     with pytest.raises(KeyboardInterrupt):
         cmsf.finetune(run, few, out=tmp_path / "c", **SHORT)
     assert list(tmp_path.iterdir()) == [few]
@@ -328,12 +326,16 @@ def test_what_a_run_was_taught_is_never_tested_on(tmp_path: Path) -> None:
     images, label = images_of_classes(50, 4, 16)
     np.savez(tmp_path / "flat.npz", x=images)
 
-    def listed(name: str, chosen: range) -> Path:
+    def subset_from_list(name: str, chosen: range) -> Path:
         lines = [f"{i},{label[i]}" for i in chosen]
         (tmp_path / name).write_text("index,label\n" + "\n".join(lines) + "\n")
         return tmp_path / name
 
-    first, second, third = listed("a.csv", range(80)), listed("b.csv", range(40, 140)), listed("c.csv", range(150, 200))
+    first, second, third = (
+        subset_from_list("a.csv", range(80)),
+        subset_from_list("b.csv", range(40, 140)),
+        subset_from_list("c.csv", range(150, 200)),
+    )
     run = cmsf.train(
         "cmsf-semi", tmp_path / "flat.npz", tmp_path / "run", labels=first, quiet=True, **TINY | {"epochs": 1}
     )
@@ -364,15 +366,15 @@ def test_two_that_write_to_one_place_do_not_mix(
     run: Path, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "c"
-    tune = api.tune_network
+    tune = runs_classifier.tune_in_rounds
 
     def while_another_finishes(*arguments: Any) -> Any:
         if not out.exists():
-            monkeypatch.setattr(api, "tune_network", tune)
+            monkeypatch.setattr(runs_classifier, "tune_in_rounds", tune)
             cmsf.finetune(run, few, out=out, seed=1, **SHORT)
         return tune(*arguments)
 
-    monkeypatch.setattr(api, "tune_network", while_another_finishes)
+    monkeypatch.setattr(runs_classifier, "tune_in_rounds", while_another_finishes)
     with pytest.raises(BadInput, match="no longer empty"):
         cmsf.finetune(run, few, out=out, seed=2, **SHORT)
     assert cmsf.Classifier(out).about["seed"] == 1
@@ -428,4 +430,4 @@ def test_a_round_without_anything_new_is_left_out_and_said(
     classifier = cmsf.finetune(run, few, out=tmp_path / "c", rounds=3, epochs=1, lr=1e-6, device="cpu", workers=0)
     assert len(classifier.about["rounds"]) == 1
     assert classifier.about["rounds"][0]["confident"] is None
-    assert "others is sure from 0.9 on, so there is no round 2" in capsys.readouterr().err
+    assert "others has a confidence of 0.9 or more, so there is no round 2" in capsys.readouterr().err

@@ -252,7 +252,7 @@ def test_a_listing_that_cmsf_did_not_write_is_refused(tmp_path: Path) -> None:
         changed = {key: value for key, value in (good | {name: column}).items() if value is not None}
         pq.write_table(pa.table(changed), folder.data_file)
         with pytest.raises(BadInput, match="not what cmsf train wrote"):
-            folder.images()
+            folder.listing()
     folder.broken_file.write_text("path\na\n")
     with pytest.raises(BadInput, match="not what cmsf train wrote"):
         folder.known_broken()
@@ -296,7 +296,7 @@ def test_a_run_that_is_reached_by_a_link_is_resumed(stopped: Path, tmp_path: Pat
     shutil.copytree(stopped, tmp_path / "run")
     (tmp_path / "link").symlink_to(tmp_path / "run")
     assert main(["train", "--resume", str(tmp_path / "link"), "--workers", "0", "--quiet"]) == 0
-    assert RunFolder(tmp_path / "run").complete()
+    assert RunFolder(tmp_path / "run").is_complete()
     for name in ("features", "results"):
         elsewhere = tmp_path / f"elsewhere-{name}"
         elsewhere.mkdir()
@@ -426,8 +426,8 @@ def test_heads_that_no_memory_holds_are_refused(tmp_path: Path, capsys: pytest.C
 
 
 def test_json_can_spell_half_a_letter_and_a_classifier_cannot(tmp_path: Path) -> None:
-    from cmsf.runs.classifier_folder import _is_name
+    from cmsf.runs.folder import _is_class_name
 
-    assert _is_name("犬")
-    assert not _is_name(json.loads('"\\ud800"'))
-    assert not _is_name(struct)
+    assert _is_class_name("犬")
+    assert not _is_class_name(json.loads('"\\ud800"'))
+    assert not _is_class_name(struct)

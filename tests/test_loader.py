@@ -237,7 +237,7 @@ def test_a_broken_photo_stops_a_run_from_the_disk_at_its_first_read_with_a_check
     assert list(run.folder.checkpoints.iterdir())
     whole.save(broken)
     cmsf.train("msf-small", tmp_path / "photos", tmp_path / "run", quiet=True, workers=1, **SMALL)
-    assert run.folder.complete()
+    assert run.folder.is_complete()
 
 
 @pytest.mark.parametrize("cache", ["ram", "off"])

@@ -14,14 +14,13 @@ from runs import TINY
 from test_cli import refusal
 
 import cmsf
-from cmsf import api
 from cmsf.cli import main
 from cmsf.data import Unreadable, load_batches, open_source
 from cmsf.data.sources.table import match_labels
 from cmsf.data.transforms import CenterCrop
 from cmsf.evaluation import FeatureExtractor
 from cmsf.evaluation.predict import predict
-from cmsf.training import finetune as training_finetune
+from cmsf.runs import classifier as runs_classifier
 
 NAMES = ["a,b.png", 'quo"te.png', "new\nline.png", "größe 写真.png"]
 BROKEN = ["broken.jpg", "empty.png", "text.png"]
@@ -46,9 +45,8 @@ def classifier(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> cmsf.C
     small = {"size": 16, "backbone": "small-residual", "epochs": 1, "batch_size": 16}
     run = cmsf.train("cmsf-self-small", photos, place / "a", quiet=True, **TINY | small)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "draw_neighbours", lambda *_, **__: None)
-        for name in ("draw_confusion", "draw_reliability"):
-            patch.setattr(training_finetune, name, lambda *_, **__: None)
+        for name in ("draw_neighbours", "draw_confusion", "draw_reliability"):
+            patch.setattr(runs_classifier, name, lambda *_, **__: None)
         return cmsf.finetune(run.path, epochs=4, lr=0.05, workers=0, quiet=True)
 
 
@@ -152,7 +150,9 @@ def test_what_cannot_be_predicted_or_written_is_refused(
     classifier: cmsf.Classifier, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = classifier.path.with_name("a")
-    assert f"{run} is no classifier; make one: cmsf finetune {run}" in refusal(capsys, "predict", run, "--data", photos)
+    assert f"{run} is not a classifier; make one: cmsf finetune {run}" in refusal(
+        capsys, "predict", run, "--data", photos
+    )
     assert "there is no run" in refusal(capsys, "predict", tmp_path / "nowhere", "--data", photos)
     for out, message in (
         (tmp_path, "is a folder; give a file"),

@@ -1,5 +1,6 @@
 import re
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -258,3 +259,22 @@ def test_a_field_is_taken_in_both_spellings(american: str, name: str, value: Any
     with pytest.raises(BadInput, match=f"{american}={value} and {name}=.* are the same setting; give one"):
         Recipe().changed({american: value, name: getattr(Recipe(), name)})
     assert Recipe.from_yaml(f"{american}: {value}", "a file") == recipe
+
+
+def test_the_cache_and_the_companions_count_towards_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = replace(get_recipe("cmsf-self-small"), projection_hidden=2, prediction_hidden=2, projection_dim=1000)
+    data, row = noise(72, 8), 4 * 1000
+    free = 3 * 72 * row  # of each image a row in the bank, its companion, and its row in the cache
+    monkeypatch.setattr("cmsf.training.resolve.available_memory", lambda: free)
+    with pytest.raises(BadInput, match="72 rows of a bank with companions of 72 images take"):
+        resolve(recipe, data, 30)
+    heads = 16 * (3 * 64 * 2 + 2 * 2 * 1000 + 2 * 1000 * 2)
+    monkeypatch.setattr("cmsf.training.resolve.available_memory", lambda: free + heads)
+    resolve(recipe, data, 30)
+    resolve(replace(recipe, companions="third-view"), data, 30, bank_shares=1)
+
+
+def test_a_recipe_in_ones_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.yaml").write_text(replace(get_recipe("msf-small"), epochs=7).to_yaml())
+    assert get_recipe("~/mine.yaml").epochs == 7

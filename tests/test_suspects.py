@@ -276,7 +276,7 @@ def test_the_list_holds_the_suspects_of_the_labels_that_training_used(
         (one.path, one.index, one.label, one.suggested) for one in expected
     ]
     assert [float(row["score"]) for row in rows] == pytest.approx([one.score for one in expected], abs=1e-6)
-    trained = {row["path"]: row for row in run.folder.images() if row["split"] == "train"}
+    trained = {row["path"]: row for row in run.folder.listing().rows() if row["split"] == "train"}
     assert all(trained[row["path"]]["label"] == row["label"] for row in rows)
     assert all(trained[row["path"]]["index"] == int(row["index"]) for row in rows)
     assert f"{len(rows)} of {len(trained)} labels are suspect" in said
@@ -302,7 +302,7 @@ def test_names_from_data_stay_data_in_the_list_and_in_a_line_on_the_screen(
         for line in lines
     )
     rows = rows_of(out)
-    trained = [row["path"] for row in run.folder.images() if row["split"] == "train"]
+    trained = [row["path"] for row in run.folder.listing().rows() if row["split"] == "train"]
     assert sorted(row["path"] for row in rows) == sorted(trained)
     assert {row["label"] for row in rows} == set(HOSTILE)
     assert {row["suggested"] for row in rows} <= set(HOSTILE)
@@ -395,7 +395,7 @@ def test_what_cannot_be_checked_is_refused_in_a_line_and_nothing_is_written(
         return refusal(capsys, "suspects", *arguments)
 
     assert "there is no run nowhere" in refused("nowhere")
-    assert "is no run" in refused(tmp_path)
+    assert "is not a run" in refused(tmp_path)
     assert "have no labels to check" in refused(run.path, "--data", unlabelled, "--workers", "0")
     assert "there must be two classes" in refused(run.path, "--data", one_class, "--workers", "0")
     for least in ("2", "-0.1", "nan", "much"):

@@ -7,28 +7,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from cmsf.analysis.figures.gallery import draw_neighbours
-from cmsf.data import DataRequest, Dataset, open_source
+from cmsf.data import DataRequest, open_source
 from cmsf.data.loader import worker_count
-from cmsf.evaluation import FeatureExtractor
 from cmsf.evaluation.finetune import FINE_TUNE_MODES, FineTuneMode, FineTuneSettings
-from cmsf.evaluation.splits import EvaluationSet
 from cmsf.method.build import make_learner, pretrained_weights
 from cmsf.models.weights import is_timm_name
 from cmsf.recipes import get_recipe, has_scale
 from cmsf.recipes.recipe import Recipe, british
 from cmsf.report.write import LiveReport, write_report
-from cmsf.runs.classifier import Classifier
-from cmsf.runs.classifier_folder import ClassifierFolder
+from cmsf.runs.classifier import Classifier, FinetuneOptions, finetune_run
 from cmsf.runs.environment import BANK_SHARDED, INIT_SHA256, describe_environment
 from cmsf.runs.folder import RunFolder
-from cmsf.runs.run import Run, load_images
-from cmsf.training.finetune import How, starting_network, to_learn_from
-from cmsf.training.finetune import tune as tune_network
-from cmsf.training.finetune import write as write_classifier
+from cmsf.runs.run import Run
 from cmsf.training.options import OnCollapse, OnFullDisk, TrainingOptions
 from cmsf.training.resolve import LARGEST_SMALL_IMAGE, resolve, view_size
 from cmsf.training.trainer import Trainer
@@ -60,7 +52,7 @@ def train(
     report: bool = False,
     **changes: Any,
 ) -> Run:
-    """Train a recipe on a source of images; the same call again goes on where it was stopped.
+    """Trains a recipe on a source of images; the same call again resumes.
 
     recipe: METHOD, METHOD-SCALE, METHOD+VARIANT-SCALE, a saved recipe.yaml, or a Recipe.
     data: a folder of images, a .csv or .parquet list, an .npz, torchvision:NAME, hf:NAME or wds:SHARDS; None for the
@@ -90,19 +82,20 @@ def train(
             out = Path("runs") / (Path(name).stem if has_scale(name) else recipe.name) if out is None else out
             if not has_scale(name):
                 screen.print(f"{name} is {recipe.name} here: the images are {side} px on their shorter side")
-        recipe = _with_lasting_paths(recipe.changed(changes))
+        recipe = _with_absolute_paths(recipe.changed(changes))
         folder = RunFolder(Path("runs") / recipe.name if out is None else expand_user(out))
         folder.check_free()
 
-        images = load_images(source, request, recipe, view_size(recipe, side), folder)
+        images = folder.load_images(source, request, recipe, view_size(recipe, side))
         if folder.exists() and folder.request() == request:  # before their number decides what fits
             folder.check_same_paths(images, "start another run")
-        resolved = resolve(recipe, images, side, world.local_size, world.size if bank_sharded else 1)
-        for line in _describe(images):
+        shares = world.size if bank_sharded else 1
+        resolved = resolve(recipe, images, side, world.local_size, shares, world.size)
+        for line in images.describe():
             screen.print(line)
         environment = describe_environment(request, resolved, str(where), world.size, bank_sharded)
         differences = folder.check_same_recipe(resolved, environment) if folder.exists() else []
-        start = None if folder.started() else pretrained_weights(resolved)
+        start = None if folder.has_checkpoint() else pretrained_weights(resolved)
         if start is not None:
             environment[INIT_SHA256] = start.sha256
             if folder.exists():
@@ -126,14 +119,14 @@ def train(
             if world.is_main:
                 world.barrier()
             world.fail_together(lambda: folder.check_same_images(images))
-            if folder.complete():
+            if folder.is_complete():
                 screen.print(f"{folder.path} is complete already; remove it to train again")
             else:
                 for difference in differences:
                     screen.print(f"{difference}: the run will not equal an uninterrupted one bit for bit")
                 after_epoch = LiveReport(folder, screen.print) if report else lambda: None
-                hands = worker_count(workers)
-                Trainer(resolved, learner, images, folder, screen, hands, options, after_epoch).fit()
+                count = worker_count(workers)
+                Trainer(resolved, learner, images, folder, screen, count, options, after_epoch).fit()
     run = Run(folder.path)
     if report and world.is_main:
         with screen.bars():
@@ -151,46 +144,48 @@ def resume(
     screen: Screen | None = None,
     **given: Any,
 ) -> Run:
-    """Go on with a run that was stopped: its folder says the recipe and the images.
+    """Resumes a run that was stopped: its folder says the recipe and the images.
 
     given: device, workers and training options as in `train`. Fields of the recipe, `data`, `labels` and `val` are
     optional, and must then be those of the run; but data that is a shell command is run only if it is given.
     """
     screen = screen or Screen(quiet=quiet or not World.from_env().is_main)
-    found = Run(run)
-    if found.folder.complete() and not given.get("report"):
-        screen.print(f"{found.path} is complete already; remove it to train again")
-        return found
-    kept = found.folder.request()
+    previous = Run(run)
+    if previous.folder.is_complete() and not given.get("report"):
+        screen.print(f"{previous.path} is complete already; remove it to train again")
+        return previous
+    kept = previous.folder.request()
     if data is None or (val is None and kept.val is not None):
-        found.request()  # which refuses what would run a command
-    asked = {"data": data, "labels": labels, "val": val}
-    named = {name: getattr(DataRequest.of(**asked), name) for name, value in asked.items() if value is not None}
+        previous.request()  # which refuses what would run a command
+    sources = {"data": data, "labels": labels, "val": val}
+    named = {name: getattr(DataRequest.of(**sources), name) for name, value in sources.items() if value is not None}
     given = british(given)
-    named |= {name: given.pop(name) for name in [*given] if name in asdict(found.recipe)}
-    there = asdict(kept) | asdict(found.recipe)
-    differences = [f"{name}: {value} against {there[name]}" for name, value in named.items() if value != there[name]]
+    named |= {name: given.pop(name) for name in [*given] if name in asdict(previous.recipe)}
+    recorded = asdict(kept) | asdict(previous.recipe)
+    differences = [
+        f"{name}: {value} against {recorded[name]}" for name, value in named.items() if value != recorded[name]
+    ]
     if differences:
         raise BadInput(
-            f"{found.path} is another run ({first_few(differences)}); leave out what it says itself, or train in "
+            f"{previous.path} is another run ({first_few(differences)}); leave out what it says itself, or train in "
             "another --out"
         )
-    given["device"] = _device_again(found, given.get("device", "auto"))
-    given["bank_sharded"] = given.get("bank_sharded") or found.folder.environment().get(BANK_SHARDED) is True
-    return train(found.recipe, kept.data, found.path, labels=kept.labels, val=kept.val, screen=screen, **given)
+    given["device"] = _previous_device(previous, given.get("device", "auto"))
+    given["bank_sharded"] = given.get("bank_sharded") or previous.folder.environment().get(BANK_SHARDED) is True
+    return train(previous.recipe, kept.data, previous.path, labels=kept.labels, val=kept.val, screen=screen, **given)
 
 
-def _device_again(run: Run, asked: str) -> str:
-    """The device that the run had, where none is named and it is to be had here."""
+def _previous_device(run: Run, device: str) -> str:
+    """Returns the device that the run had, where none is named and it is available here."""
     recorded = run.folder.environment().get("device")
-    if asked != "auto" or not isinstance(recorded, str):
-        return asked
+    if device != "auto" or not isinstance(recorded, str):
+        return device
     if not World.from_env().alone:
         recorded = recorded.split(":")[0]  # of several processes, each has a device of its own
     try:
         pick_device(recorded)
     except BadInput:
-        return asked
+        return device
     return recorded
 
 
@@ -209,7 +204,7 @@ def finetune(
     workers: int | None = None,
     quiet: bool = False,
 ) -> Classifier:
-    """Make a classifier of a run with the labelled images, in the folder `out` (by default the run's and -classifier).
+    """Fine-tunes a run on labelled images to a classifier, in the folder `out` (by default the run's and -classifier).
 
     labels: a list of path (or index) and label that replaces the labels of the run's images; data: other images.
     rounds: from the second on, it also learns from unlabelled images that it was confident of.
@@ -218,40 +213,17 @@ def finetune(
     epochs, lr: of each round, by default the paper's 20 (more where images are few) and 0.005; a linear layer is fitted
         to convergence.
     """
-    screen, where, source = Screen(quiet=quiet), pick_device(device), Run(run)
-    how = _how(source, rounds, tune, random_weights, epochs, lr, seed)
+    source = Run(run)
+    settings = _finetune_options(source, rounds, tune, random_weights, epochs, lr, seed)
+    screen, folder = Screen(quiet=quiet), RunFolder(_beside(source.path) if out is None else expand_user(out))
+    folder.check_new()
     with screen.bars():
-        folder = ClassifierFolder(_beside(source.path) if out is None else expand_user(out))
-        folder.check_new()
-        request = source.request(data, labels)
-        backbone = starting_network(source, how)
-        images = to_learn_from(source.relabelled(data, labels))
-        recipe = replace(
-            source.recipe_for(data, labels),
-            cache="ram" if images.in_memory else "off",
-            precision="fp32",
-            init="none" if random_weights else str(source.path.absolute()),
-        )
-        for line in _describe(images):
-            screen.print(line)
-        held_out = EvaluationSet.of(images)
-        if held_out is None:
-            screen.print(
-                "no test image has a class that is among the labels, so there is no accuracy and no calibration"
-            )
-        like = FeatureExtractor(backbone, source.recipe.size, where, worker_count(workers))
-        tuned = tune_network(source, images, held_out, how, like, screen.print)
-        write_classifier(folder, source, recipe, request, images, held_out, how, like, tuned)
-        try:
-            backbone, picture = tuned.network[0], folder.neighbours_picture
-            draw_neighbours(backbone, images, like.size, where, picture, recipe.seed, like.workers)
-        except BadInput as error:  # an image that nothing but the picture needs
-            screen.print(f"there is no picture of neighbours: {error}")
+        finetune_run(source, settings, folder, data, labels, pick_device(device), worker_count(workers), screen.print)
     return Classifier(folder.path)
 
 
 def load(run: str | Path, device: str = "cpu") -> nn.Module:
-    """The trained backbone of a run: a plain torch module in eval mode, images in, pooled features out."""
+    """Returns the trained backbone of a run: a plain torch module in eval mode, images in, pooled features out."""
     return Run(run).backbone(device)
 
 
@@ -260,48 +232,33 @@ def _beside(run: Path) -> Path:
     return named.with_name(f"{named.name}-classifier")
 
 
-def _how(
-    run: Run, rounds: int, tune: str, random_weights: bool, epochs: int | None, lr: float | None, seed: int | None
-) -> How:
-    """What is asked for, or what of it will not do."""
-    asked = {"epochs": epochs, "lr": lr, "seed": seed}
-    Recipe().changed({name: value for name, value in asked.items() if value is not None})  # their bounds are the same
-    check_integer("--rounds", rounds, 1, MOST_ROUNDS)
-    if tune == "linear" and (epochs is not None or lr is not None):
-        flag = "--epochs" if lr is None else "--lr"
-        raise BadInput(f"{flag} is for --tune whole and head; a linear layer is fitted to convergence; leave it out")
-    known = next((mode for mode in FINE_TUNE_MODES if mode == tune), None)
-    if known is None:
-        hint = did_you_mean(str(tune), FINE_TUNE_MODES, f"use {', '.join(FINE_TUNE_MODES)}")
-        raise BadInput(f"--tune {tune} will not do; {hint}")
-    return How(
-        rounds,
-        known,
-        random_weights,
-        run.recipe.seed if seed is None else seed,
-        FineTuneSettings().with_overrides(epochs, lr),
-    )
-
-
-def _describe(images: Dataset) -> list[str]:
-    """What a run says of its images before it starts."""
-    train = images.train
-    known = f", {len(images.classes)} classes" if images.classes else ", no labels"
-    lines = [f"{images.name}: {len(train)} training images{known}; test: {images.test_origin}", *images.notes]
-    if not torch.equal(train.label, train.truth) or images.label_names != images.classes:
-        names = len(train.label[train.labelled].unique())
-        lines.append(f"labels to learn from: {len(train.labelled)} of {len(train)} images, {names} classes")
-    if not images.in_memory:
-        lines.append("images are decoded as they are read (--cache off)")
-    if images.broken:
-        lines.append(f"left out, for they cannot be read: {len(images.broken)} (broken.csv lists them)")
-    return lines
-
-
-def _with_lasting_paths(recipe: Recipe) -> Recipe:
-    """A mapping and weights by their full paths, so that the recipe will find them from another working directory."""
+def _with_absolute_paths(recipe: Recipe) -> Recipe:
+    """Makes the paths of a class mapping and of weights absolute, so that the recipe works from any directory."""
     if recipe.coarse_labels not in ("none", "wordnet"):
         recipe = replace(recipe, coarse_labels=str(expand_user(recipe.coarse_labels).absolute()))
     if recipe.init != "none" and not is_timm_name(recipe.init):
         recipe = replace(recipe, init=str(expand_user(recipe.init).absolute()))
     return recipe
+
+
+def _finetune_options(
+    run: Run, rounds: int, tune: str, random_weights: bool, epochs: int | None, lr: float | None, seed: int | None
+) -> FinetuneOptions:
+    """Checks the values; those of a recipe's fields have the same bounds."""
+    given = {"epochs": epochs, "lr": lr, "seed": seed}
+    Recipe().changed({name: value for name, value in given.items() if value is not None})
+    check_integer("--rounds", rounds, 1, MOST_ROUNDS)
+    if tune == "linear" and (epochs is not None or lr is not None):
+        flag = "--epochs" if lr is None else "--lr"
+        raise BadInput(f"{flag} is for --tune whole and head; a linear layer is fitted to convergence; leave it out")
+    kind = next((name for name in FINE_TUNE_MODES if name == tune), None)
+    if kind is None:
+        hint = did_you_mean(str(tune), FINE_TUNE_MODES, f"use {', '.join(FINE_TUNE_MODES)}")
+        raise BadInput(f"invalid value --tune {tune}; {hint}")
+    return FinetuneOptions(
+        rounds,
+        kind,
+        random_weights,
+        run.recipe.seed if seed is None else seed,
+        FineTuneSettings().with_overrides(epochs, lr),
+    )

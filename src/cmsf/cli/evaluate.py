@@ -66,7 +66,7 @@ def _evaluate(chosen: argparse.Namespace) -> int:
     metrics = [name for name in chosen.metrics if name in METRICS or not expand_user(name).is_dir()]
     paths = [*chosen.runs, *(name for name in chosen.metrics if name not in metrics)]
     for metric in metrics:
-        check_metric(metric)  # a mistake is refused before anything is computed
+        check_metric(metric, chosen.data)  # a mistake is refused before anything is computed
     if not paths:
         raise BadInput("the following arguments are required: RUN; see cmsf evaluate --help")
     for metric, flags in (("few-labels", ("few",)), ("transfer", ("suite", "storage", "ray", "trials"))):
@@ -85,26 +85,26 @@ def _evaluate(chosen: argparse.Namespace) -> int:
     set_threads(chosen.threads)
     runs = [Run(path) for path in paths]
     machine = (chosen.data, chosen.device, parse_workers(chosen.workers))
-    comparison, judged = Comparison(), set()
+    comparison, test_splits = Comparison(), set()
     failed: dict[str, BadInput] = {}
     for number, run in enumerate(runs):
         label = "trained encoder" if len(runs) == 1 and chosen.format == "table" else str(run.path)
         try:
             with run.images_kept():
                 for metric in metrics:
-                    asked = options.get(metric, {})
-                    for name in run.references(metric, *machine, **asked) if chosen.references and number == 0 else ():
-                        comparison.add(name, run.result(metric, chosen.data, name, **asked)["measures"])
-                    run.evaluate(metric, *machine, **asked)
-                    result = run.result(metric, chosen.data, **asked)
-                    comparison.add(label, result["measures"])
-                    judged.add(result["protocol"].get("test split"))
+                    extra = options.get(metric, {})
+                    if chosen.references and number == 0:
+                        for name, record in run.reference_evaluations(metric, *machine, **extra).items():
+                            comparison.add(name, record["measures"])
+                    record = run.evaluation(metric, *machine, **extra)
+                    comparison.add(label, record["measures"])
+                    test_splits.add(record["protocol"].get("test split"))
         except BadInput as error:  # of one run; the others are still to be compared
             failed[label] = error
             comparison.add(label, {})
     if len(failed) == len(runs) and not any(comparison.rows.values()):
         raise next(iter(failed.values()))
-    comparison.caption(judged.pop() if len(judged) == 1 and None not in judged else "the test images")
+    comparison.caption(test_splits.pop() if len(test_splits) == 1 and None not in test_splits else "the test images")
     comparison.show(chosen.format)
     for run in runs if chosen.format == "table" and not failed else ():
         files = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 from typing import Any
@@ -86,10 +85,9 @@ def _finetune(chosen: argparse.Namespace) -> int:
         folder = classifier.folder
         pictures = {"confusion": folder.confusion_picture, "calibration": folder.calibration_picture}
         files = {name: file for name, file in pictures.items() if file.exists()}
-        result = folder.results / "classifier.json"
-        if result.exists():
-            found = json.loads(result.read_text(encoding="utf-8"))
-            measure, error = found["measures"]["classifier"]["accuracy"], found["calibration"]
+        if classifier.result_file("classifier").exists():
+            record = classifier.result("classifier")
+            measure, error = record["measures"]["classifier"]["accuracy"], record["calibration"]
             print(
                 f"test accuracy {measure['value']:.2f} % ({measure['low']:.2f} to {measure['high']:.2f}), "
                 f"calibration error {error['expected calibration error']:.1f} %"

@@ -15,6 +15,7 @@ from cmsf.data.images import Images, Unreadable
 from cmsf.data.sampling import epoch_order
 from cmsf.data.transforms import DecodedImages
 from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.errors import BadInput
 from cmsf.utils.progress import track
 
 
@@ -121,3 +122,27 @@ class Dataset:
         named = {self.label_names[number] for number in train.label[train.labelled].unique().tolist()}
         expected = dict.fromkeys(self.groups.get(name, name) for name in wanted)
         return [name for name in expected if name not in named] if named & expected.keys() else []
+
+    def check_every_class_labelled(self) -> None:
+        """Refuses a class without labels: its images could only be taken for others."""
+        missing = self.unlabelled_classes()
+        if missing:
+            first = f"{missing[0]!r}" if len(missing) == 1 else f"{len(missing)} classes, the first {missing[0]!r},"
+            raise BadInput(
+                f"no training image of {first} in {self.name} is labelled; label one of each class at least, "
+                "or leave the images of such classes out"
+            )
+
+    def describe(self) -> list[str]:
+        """Returns what a run prints of its images before it starts."""
+        train = self.train
+        known = f", {len(self.classes)} classes" if self.classes else ", no labels"
+        lines = [f"{self.name}: {len(train)} training images{known}; test: {self.test_origin}", *self.notes]
+        if not torch.equal(train.label, train.truth) or self.label_names != self.classes:
+            names = len(train.label[train.labelled].unique())
+            lines.append(f"labels to learn from: {len(train.labelled)} of {len(train)} images, {names} classes")
+        if not self.in_memory:
+            lines.append("images are decoded as they are read (--cache off)")
+        if self.broken:
+            lines.append(f"left out, for they cannot be read: {len(self.broken)} (broken.csv lists them)")
+        return lines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -48,20 +48,20 @@ def seeded_subsets(data: Dataset, seed: int) -> list[LabelSubset]:
     return found
 
 
-def subset_from_list(file: Path, arranged: Dataset, data: Dataset) -> LabelSubset:
-    """The images that a list names; `arranged` is the same data with the list's labels in the place of its own."""
+def subset_from_list(file: Path, names: Mapping[str, str | None], data: Dataset) -> LabelSubset:
+    """Returns the training images that a list names, all of them.
+
+    names: the label that the list gives to each path of the source; None: none. Those of test images are left out.
+    """
     number = {name: place for place, name in enumerate(data.classes)}
-    place = {path: i for i, path in enumerate(data.train.paths)}  # broken images may be left out here
-    known = arranged.train.labelled.tolist()
-    strange = sorted({arranged.label_names[int(arranged.train.label[i])] for i in known} - set(number))
-    if strange:
-        raise BadInput(f"{file} has the label {strange[0]!r}, which is no class of {data.name}")
-    there = [i for i in known if arranged.train.paths[i] in place]
-    if not there:
+    unknown = sorted({name for name in names.values() if name is not None} - set(number))
+    if unknown:
+        raise BadInput(f"{file} has the label {unknown[0]!r}, which is not a class of {data.name}")
+    labelled = [(i, name) for i, path in enumerate(data.train.paths) if (name := names.get(path)) is not None]
+    if not labelled:
         raise BadInput(f"{file} has no labels of training images of {data.name}")
-    index = torch.tensor([place[arranged.train.paths[i]] for i in there])
-    label = torch.tensor([number[arranged.label_names[int(arranged.train.label[i])]] for i in there])
     content = sha256(expand_user(file).read_bytes()).hexdigest()
+    index, label = (torch.tensor(column) for column in zip(*((i, number[name]) for i, name in labelled), strict=True))
     return LabelSubset(file.stem, f"the list {file.name} (sha256 {content})", index, label)
 
 

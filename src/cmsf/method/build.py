@@ -227,14 +227,14 @@ def _supervision(recipe: Resolved, objective: Loss, label: Int[Tensor, " n"], di
         return GivenLabels(label)
     if embeds_third_view(recipe):
         return ThirdView(dim)
-    if _has_companions(recipe):
+    if has_companions(recipe):
         return PreviousEpoch(len(label), dim, precision.cache_dtype, world)
     return NoSupervision()
 
 
 def embeds_third_view(recipe: Recipe) -> bool:
     """Returns whether a third view of every image goes through the target."""
-    return _has_companions(recipe) and recipe.companions == "third-view"
+    return has_companions(recipe) and recipe.companions == "third-view"
 
 
 def embeds_clean_views(recipe: Recipe, objective: Loss) -> bool:
@@ -242,7 +242,7 @@ def embeds_clean_views(recipe: Recipe, objective: Loss) -> bool:
     return _has_pseudo_labels(recipe, objective) and recipe.pseudo_cache == "offline"
 
 
-def _has_companions(recipe: Recipe) -> bool:
+def has_companions(recipe: Recipe) -> bool:
     return recipe.objective == "mean-shift" and recipe.constraint == "companion"
 
 

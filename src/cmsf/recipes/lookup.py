@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from inspect import cleandoc
 from os.path import exists, isfile  # which a name too long for a path does not trouble
-from pathlib import Path
 
 from cmsf.recipes.baselines import AT_PAPER_SCALE, BASELINES
 from cmsf.recipes.methods import OURS
@@ -13,6 +12,7 @@ from cmsf.recipes.recipe import Recipe
 from cmsf.recipes.scales import SCALES
 from cmsf.recipes.variants import VARIANTS
 from cmsf.utils.errors import BadInput, did_you_mean
+from cmsf.utils.files import expand_user
 from cmsf.utils.text import short_repr
 
 METHODS = OURS | BASELINES
@@ -77,7 +77,7 @@ def check_recipe_name(name: str) -> None:
     """Refuse a name that `get_recipe` does not know, without looking at any image."""
     if not _is_file(name):
         RecipeName.parse(name).check(name)
-    elif not isfile(name):
+    elif not isfile(expand_user(name)):
         raise BadInput(f"there is no recipe file {name}")
 
 
@@ -93,7 +93,7 @@ def get_recipe(name: str, small_images: bool | None = None) -> Recipe:
     """
     check_recipe_name(name)
     if _is_file(name):
-        return Recipe.read(Path(name))
+        return Recipe.read(expand_user(name))
     parsed = RecipeName.parse(name)
     if parsed.scale is None and small_images is None:
         raise BadInput(f"{name} has no scale; use {' or '.join(f'{name}-{scale}' for scale in SCALES)}")

@@ -70,7 +70,7 @@ def _valid_fields(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _state(run: Run, epochs: int) -> str:
-    if run.folder.complete():
+    if run.folder.is_complete():
         return "complete"
     reached = f"epoch {epochs} of {run.recipe.epochs}"
     return reached if run.folder.in_training() else f"stopped after {reached}"

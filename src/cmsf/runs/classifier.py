@@ -1,47 +1,68 @@
-"""A classifier on the disk: a run that also says what is on an image."""
+"""A classifier on the disk: fine-tuned from a run, and what it predicts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from cmsf.data import open_source
+from cmsf.analysis.figures.confusion import draw_confusion
+from cmsf.analysis.figures.gallery import draw_neighbours
+from cmsf.analysis.figures.reliability import draw_reliability
+from cmsf.data import DataRequest, Dataset, open_source
 from cmsf.data.loader import worker_count
 from cmsf.data.prepare import inference_split
 from cmsf.data.sources.table import is_parquet, write_csv, write_parquet
+from cmsf.evaluation.calibration import calibration, confusion
 from cmsf.evaluation.features import FeatureExtractor
-from cmsf.evaluation.predict import PLACES, Prediction, predict
-from cmsf.runs.classifier_folder import ClassifierFolder
-from cmsf.runs.run import Run
+from cmsf.evaluation.finetune import (
+    CONFIDENCE_THRESHOLD,
+    HEAD,
+    LINEAR,
+    FineTuneMode,
+    FineTuneSettings,
+    Round,
+    fine_tune_in_rounds,
+    make_classifier,
+)
+from cmsf.evaluation.metrics import Result
+from cmsf.evaluation.predict import PLACES, Prediction, predict, predict_scores
+from cmsf.evaluation.splits import EvaluationSet
+from cmsf.method.build import initial_backbone, pretrained_weights
+from cmsf.models.backbones import feature_width
+from cmsf.recipes.recipe import Resolved
+from cmsf.runs.environment import INIT_SHA256, describe_environment, describe_machine
+from cmsf.runs.folder import RunFolder
+from cmsf.runs.run import CLASSIFIER, Run
+from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.device import pick_device
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import expand_user, report_write_errors
+from cmsf.utils.files import expand_user, file_sha256, report_write_errors
 from cmsf.utils.screen import Screen
 
 
 class Classifier(Run):
-    """What cmsf finetune wrote, or a run with a classifier trained along; what works with a run works with it too."""
-
-    folder: ClassifierFolder
+    """What cmsf finetune wrote, or a run with a classifier trained along; it is a run as well."""
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
-        self.folder = ClassifierFolder(self.folder.path)
-        self.about: dict[str, Any] = self.folder.about()
+        self.about: dict[str, Any] = self.folder.classifier()
         """Classes, and how they were learned, round by round."""
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """What the places of its scores are called."""
+        """The names of the classes, in the order of the scores."""
         return tuple(self.about["classes"])
 
     def network(self, device: torch.device | str = "cpu") -> nn.Sequential:
-        """Backbone and head in eval mode: images in, a score a class out."""
-        return self.folder.load_network(device)
+        """Returns backbone and head in eval mode: images in, a score for each class out."""
+        return self.folder.load_classifier(device)
 
     def predict(
         self,
@@ -50,57 +71,283 @@ class Classifier(Run):
         device: str = "auto",
         workers: int | None = None,
     ) -> list[Prediction]:
-        """What is on each image of a source, in the order train, val, test; written to `out`, a .csv or .parquet.
+        """Returns a prediction for each image of a source, in the order train, val, test.
 
-        An image that cannot be read has its error instead.
+        An image that cannot be read has its error instead. out: a .csv or .parquet to write them to.
         """
-        file = None if out is None else _checked(expand_user(out))
+        file = None if out is None else _check_out(expand_user(out))
         where = pick_device(device)
         network = self.network(where)
-        like = FeatureExtractor(network[0], self.recipe.size, where, worker_count(workers))
-        found = []
+        extractor = FeatureExtractor(network[0], self.recipe.size, where, worker_count(workers))
+        predictions: list[Prediction] = []
         source = open_source(data)
         for note in source.notes:
             Screen().print(note)
         size = self.recipe.size if self.recipe.cache == "ram" else None
         for _, split in source.ordered_splits():
-            found += predict(network, inference_split(split, size), like, self.classes)
+            predictions += predict(network, inference_split(split, size), extractor, self.classes)
         if file is not None:
-            _write(file, found, min(PLACES, len(self.classes)))
-        return found
+            _write_predictions(file, predictions, min(PLACES, len(self.classes)))
+        return predictions
 
 
-def _checked(out: Path) -> Path:
+def _check_out(out: Path) -> Path:
     """Refuse a file that cannot be written, before anything is computed for it."""
     if out.is_dir():
         raise BadInput(f"--out {out} is a folder; give a file, as {out / 'predictions.csv'}")
     if not (is_parquet(out) or out.suffix.lower() == ".csv"):
-        raise BadInput(f"--out {out} will not do; predictions are written as .csv or .parquet")
+        raise BadInput(f"--out {out} is not a table; predictions are written as .csv or .parquet")
     if not out.absolute().parent.is_dir():
         raise BadInput(f"there is no folder {out.parent} to put {out.name} into; make it, or give another --out")
     return out
 
 
-def _write(out: Path, found: Sequence[Prediction], places: int) -> None:
-    """A row an image; as a list of labels for the same images it is as good as any."""
+def _write_predictions(out: Path, predictions: Sequence[Prediction], places: int) -> None:
+    """Writes a row for each image; the file also serves as a list of labels."""
     numbers = ["", *(f"_{place}" for place in range(2, places + 1))]
     header = ["path", *(f"{name}{number}" for number in numbers for name in ("label", "confidence")), "error"]
     with report_write_errors(out, "give another --out"):
         if is_parquet(out):
             columns: dict[str, list[Any]] = {name: [] for name in header}
-            for one in found:
-                for name, value in zip(header, _fields(one, places), strict=True):
+            for prediction in predictions:
+                for name, value in zip(header, _fields(prediction, places), strict=True):
                     columns[name].append(value)
             write_parquet(out, columns, [name for name in header if name.startswith("confidence")])
         else:
-            rows = ([_text(value) for value in _fields(one, places)] for one in found)
+            rows = ([_text(value) for value in _fields(prediction, places)] for prediction in predictions)
             write_csv(out, header, rows)
 
 
-def _fields(one: Prediction, places: int) -> list[str | float | None]:
-    said: list[str | float | None] = [field for pair in zip(one.labels, one.confidences, strict=True) for field in pair]
-    return [one.path, *(said or [None] * (2 * places)), one.error]
+def _fields(prediction: Prediction, places: int) -> list[str | float | None]:
+    pairs = zip(prediction.labels, prediction.confidences, strict=True)
+    fields: list[str | float | None] = [field for pair in pairs for field in pair]
+    return [prediction.path, *(fields or [None] * (2 * places)), prediction.error]
 
 
 def _text(value: str | float | None) -> str | None:
     return f"{value:.6f}" if isinstance(value, float) else value
+
+
+@dataclass(frozen=True)
+class FinetuneOptions:
+    rounds: int
+    tune: FineTuneMode
+    random_weights: bool
+    seed: int
+    schedule: FineTuneSettings
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A classifier, a report of each round, and its scores of the held-out images."""
+
+    network: nn.Sequential
+    width: int
+    rounds: list[dict[str, Any]]
+    scores: Float[Tensor, "n c"] | None
+
+
+def finetune_run(
+    run: Run,
+    settings: FinetuneOptions,
+    folder: RunFolder,
+    data: str | Path | None,
+    labels: str | Path | None,
+    device: torch.device,
+    workers: int,
+    say: Callable[[str], None],
+) -> None:
+    """Fine-tunes the network of a run on its images or others, and writes the classifier into a new folder."""
+    request = run.request(data, labels)
+    backbone = starting_network(run, settings)
+    images = labelled_classes_only(run.relabelled(data, labels))
+    recipe = replace(
+        run.recipe_for(data, labels),
+        cache="ram" if images.in_memory else "off",
+        precision="fp32",
+        init="none" if settings.random_weights else str(run.path.absolute()),
+    )
+    for line in images.describe():
+        say(line)
+    held_out = EvaluationSet.of(images)
+    if held_out is None:
+        say("no test image has a class that is among the labels, so there is no accuracy and no calibration")
+    extractor = FeatureExtractor(backbone, run.recipe.size, device, workers)
+    tuned = tune_in_rounds(run, images, held_out, settings, extractor, say)
+    write_classifier(folder, run, recipe, request, images, held_out, settings, extractor, tuned)
+    try:
+        draw_neighbours(
+            tuned.network[0], images, extractor.size, device, folder.neighbours_picture, recipe.seed, workers
+        )
+    except BadInput as error:  # an image that nothing but the picture needs
+        say(f"there is no picture of neighbours: {error}")
+
+
+def labelled_classes_only(data: Dataset) -> Dataset:
+    """Renumbers the labels so that every class has a labelled image; refuses data with fewer than two."""
+    train = data.train
+    if not len(train.labelled):
+        raise BadInput(
+            f"none of the {len(train)} training images of {data.name} has a label; give a list with --labels, "
+            "or images in a folder for each class with --data"
+        )
+    present = train.label[train.labelled].unique()
+    names = tuple(data.label_names[number] for number in present.tolist())
+    if len(names) < 2:
+        raise BadInput(
+            f"all {len(train.labelled)} labels of {data.name} are {names[0]!r}; a classifier needs two classes or more"
+        )
+    data.check_every_class_labelled()
+    number = torch.full((len(data.label_names) + 1,), UNKNOWN)  # the last is for UNKNOWN, which is -1
+    number[present] = torch.arange(len(present))
+    return replace(data, label_names=names, train=replace(train, label=number[train.label]))
+
+
+def tune_in_rounds(
+    run: Run,
+    data: Dataset,
+    held_out: EvaluationSet | None,
+    settings: FinetuneOptions,
+    extractor: FeatureExtractor,
+    say: Callable[[str], None],
+) -> Tuned:
+    """Fine-tunes the extractor's network, and reports each round; the truth is used for these figures only."""
+    width = feature_width(extractor.backbone, run.recipe.backbone, run.recipe.size)
+    network = make_classifier(extractor, width, len(data.label_names), settings.seed, settings.tune)
+    rounds, scores = [], None
+    for done in fine_tune_in_rounds(
+        network,
+        data.train,
+        extractor,
+        settings.seed,
+        rounds=settings.rounds,
+        mode=settings.tune,
+        settings=settings.schedule,
+    ):
+        scores = None if held_out is None else predict_scores(network, held_out.split, extractor)
+        rounds.append(
+            _round_report(done, data, None if held_out is None or scores is None else held_out.accuracy(scores).percent)
+        )
+        say(_describe_round(rounds[-1]))
+    if len(rounds) < settings.rounds:
+        left = len(data.train) - len(data.train.labelled)
+        why = (
+            f"no prediction of {left} others has a confidence of {CONFIDENCE_THRESHOLD:g} or more"
+            if left
+            else "all training images are labelled"
+        )
+        say(f"{why}, so there is no round {len(rounds) + 1}")
+    return Tuned(network, width, rounds, scores)
+
+
+def starting_network(run: Run, settings: FinetuneOptions) -> nn.Module:
+    """Returns the run's backbone, or one with random weights."""
+    if settings.random_weights:
+        return initial_backbone(replace(run.recipe, seed=settings.seed)).float()
+    return run.backbone().float()
+
+
+def write_classifier(
+    folder: RunFolder,
+    run: Run,
+    recipe: Resolved,
+    request: DataRequest,
+    data: Dataset,
+    held_out: EvaluationSet | None,
+    settings: FinetuneOptions,
+    extractor: FeatureExtractor,
+    tuned: Tuned,
+) -> None:
+    """Writes the folder of a classifier, atomically."""
+    with folder.draft() as path:
+        draft = RunFolder(path)
+        device = str(extractor.device)
+        start = pretrained_weights(recipe)
+        origin = {"finetuned_from": str(run.path.absolute()), INIT_SHA256: None if start is None else start.sha256}
+        environment = describe_environment(request, recipe, device) | origin
+        backbone, head = tuned.network
+        draft.describe(recipe, environment, data)
+        draft.save_backbone(backbone)
+        draft.save_classifier(head, _about(data, settings, extractor, tuned))
+        if held_out is not None and tuned.scores is not None:
+            record = {
+                "metric": CLASSIFIER,
+                "data": request.data,
+                "val": request.val,
+                "recipe": recipe.name,
+                "weights_sha256": file_sha256(draft.backbone_file),
+                "head_sha256": file_sha256(draft.head_file),
+                "written": datetime.now(UTC).isoformat(timespec="seconds"),
+                **describe_machine(device),
+            }
+            _write_figures(draft, data, held_out, settings, extractor, tuned.scores, record)
+
+
+def _write_figures(
+    draft: RunFolder,
+    data: Dataset,
+    held_out: EvaluationSet,
+    settings: FinetuneOptions,
+    extractor: FeatureExtractor,
+    scores: Float[Tensor, "n c"],
+    record: dict[str, Any],
+) -> None:
+    protocol = {
+        "tuned": settings.tune,
+        "transform": extractor.transform,
+        "train images": len(data.train),
+        "labelled": len(data.train.labelled),
+        "test images": len(held_out.split),
+        "classes": len(data.label_names),
+        "test split": data.test_origin,
+    }
+    calibrated = calibration(scores, held_out.truth)
+    report = Result({CLASSIFIER: held_out.accuracy(scores)}, protocol).report()
+    draft.save_result(draft.results / f"{CLASSIFIER}.json", record | report | {"calibration": calibrated.report()})
+    counts = confusion(scores.argmax(1), held_out.truth, len(data.label_names))
+    draft.save_confusion(counts, data.label_names)
+    draw_confusion(counts, data.label_names, draft.confusion_picture)
+    draw_reliability(calibrated, draft.calibration_picture)
+
+
+def _about(data: Dataset, settings: FinetuneOptions, extractor: FeatureExtractor, tuned: Tuned) -> dict[str, Any]:
+    return {
+        "classes": list(data.label_names),
+        "tune": settings.tune,
+        "head": LINEAR if settings.tune == "linear" else HEAD,
+        "features": tuned.width,
+        "random weights": settings.random_weights,
+        "seed": settings.seed,
+        "size": extractor.size,
+        "transform": extractor.transform,
+        "confident from": CONFIDENCE_THRESHOLD,
+        "rounds": tuned.rounds,
+    }
+
+
+def _round_report(done: Round, data: Dataset, test_accuracy: float | None) -> dict[str, Any]:
+    truth = data.as_label(data.train.truth)[done.pseudo]
+    known = truth != UNKNOWN
+    right = float((done.guess == truth)[known].double().mean()) if known.any() else None
+    return {
+        "round": done.number,
+        "labelled": done.labelled,
+        "unlabelled": len(data.train) - done.labelled,
+        "confident": len(done.pseudo) if done.number > 1 else None,
+        "pseudo-label accuracy": None if right is None else 100 * right,
+        "test accuracy": test_accuracy,
+        "course": done.schedule,
+    }
+
+
+def _describe_round(report: dict[str, Any]) -> str:
+    words = [f"round {report['round']}: {report['labelled']} labelled images"]
+    if report["round"] > 1:
+        words[0] += (
+            f" and {report['confident']} of {report['unlabelled']} others, confident from {CONFIDENCE_THRESHOLD:g} on"
+        )
+        if report["pseudo-label accuracy"] is not None:
+            words.append(f"{report['pseudo-label accuracy']:.2f} % of these pseudo-labels are right")
+    if report["test accuracy"] is not None:
+        words.append(f"test accuracy {report['test accuracy']:.2f} %")
+    return "; ".join(words)

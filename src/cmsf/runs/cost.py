@@ -162,14 +162,14 @@ def _count(folder: RunFolder) -> _Images:
 
 @lru_cache(maxsize=32)
 def _counted(path: Path, *_as_it_was_written: int) -> _Images:
-    listed = RunFolder(path).columns()
-    rows = list(zip(listed["split"], listed["label"], listed["truth"], listed["path"], strict=True))
-    train = [(label, truth) for split, label, truth, _ in rows if split == "train"]
-    test = sorted(f"{path!a} {truth!a}" for split, _, truth, path in rows if split == "test")
+    listing = RunFolder(path).listing()
+    labels = listing.column("label", "train")
+    tested = zip(listing.column("path", "test"), listing.column("truth", "test"), strict=True)
+    test = sorted(f"{path!a} {truth!a}" for path, truth in tested)
     return _Images(
-        train=len(train),
-        labelled=sum(label is not None for label, _ in train),
-        classes=len({truth for _, truth in train} - {None}),
+        train=len(labels),
+        labelled=sum(label is not None for label in labels),
+        classes=len(set(listing.column("truth", "train")) - {None}),
         test=len(test),
         tested_on=sha256("\n".join(test).encode()).hexdigest(),
     )

@@ -1,4 +1,4 @@
-"""What a run leaves on the disk, and how it is read again."""
+"""A run folder: the names of its files, and how they are written and read."""
 
 from __future__ import annotations
 
@@ -6,31 +6,29 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from cmsf.data import DataRequest, Dataset
-from cmsf.data.labels import Labels
-from cmsf.data.prepare import SeenImages
+from cmsf.data import DataRequest, Dataset, Source, load_dataset, open_source
 from cmsf.data.sources.table import read_columns, write_csv
-from cmsf.method.build import recipe_backbone
+from cmsf.evaluation.finetune import FINE_TUNE_MODES, make_head
+from cmsf.method.build import make_loss, recipe_backbone
+from cmsf.models.backbones import feature_width
 from cmsf.models.precision import Precision
 from cmsf.models.weights import PretrainedWeights, load_strict, read_safetensors, save_weights
-from cmsf.recipes.recipe import Resolved
+from cmsf.recipes.recipe import AUTO, Recipe, Resolved
 from cmsf.runs import checkpoint
 from cmsf.runs.environment import BIT_FOR_BIT, INIT_SHA256
+from cmsf.runs.listing import Listing
 from cmsf.utils.errors import BadInput, first_few
 from cmsf.utils.files import (
     atomic_folder,
-    atomic_write,
     check_not_symlink,
     check_regular_file,
     make_folder,
@@ -38,11 +36,12 @@ from cmsf.utils.files import (
     read_json,
     write_text,
 )
+from cmsf.utils.text import is_encodable
 
-_LISTED: dict[str, Any] = {"path": str, "index": int, "label": str | None, "truth": str | None, "split": str}
-"""The columns of data.parquet."""
-_PATIENCE = 10.0
-"""Seconds that those whom a killed process has left behind have to end."""
+ALONG = "along"
+"""How a classifier was made that was trained along with the features: one linear layer."""
+_LOCK_SECONDS = 10.0
+"""How long the children of a killed process may still hold its lock."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class RunFolder:
 
     @property
     def broken_file(self) -> Path:
-        """What was left out because it could not be read; there with --skip-broken alone."""
+        """The images that could not be read; written with --skip-broken only."""
         return self.path / "broken.csv"
 
     @property
@@ -88,17 +87,38 @@ class RunFolder:
 
     @property
     def features(self) -> Path:
-        """What evaluations have computed once; it may be removed at any time."""
+        """The cache of evaluations; it may be removed at any time."""
         return self.path / "features"
 
     @property
     def divergence_file(self) -> Path:
-        """Where and how the numbers of a run ceased to be some; there for a run that stopped so."""
+        """The diagnosis of a run that stopped because its loss or weights were NaN or inf."""
         return self.path / "diverged.json"
 
     @property
     def neighbours_picture(self) -> Path:
         return self.path / "neighbours.png"
+
+    @property
+    def head_file(self) -> Path:
+        return self.path / "head.safetensors"
+
+    @property
+    def classifier_file(self) -> Path:
+        """The classes of a classifier, and how it was trained."""
+        return self.path / "classifier.json"
+
+    @property
+    def confusion_file(self) -> Path:
+        return self.path / "confusion.csv"
+
+    @property
+    def confusion_picture(self) -> Path:
+        return self.path / "confusion.png"
+
+    @property
+    def calibration_picture(self) -> Path:
+        return self.path / "calibration.png"
 
     @property
     def report_file(self) -> Path:
@@ -107,28 +127,27 @@ class RunFolder:
     def exists(self) -> bool:
         return os.path.exists(self.recipe_file)  # False where its folder cannot be read
 
-    def complete(self) -> bool:
-        """The picture is drawn last."""
+    def is_complete(self) -> bool:
+        """Whether training has ended; the picture is drawn last."""
         return self.backbone_file.exists() and self.neighbours_picture.exists()
 
-    def started(self) -> bool:
-        """Whether there is a checkpoint to go on from; what the run began with is then not needed any more."""
+    def has_checkpoint(self) -> bool:
         return checkpoint.latest(self.checkpoints) is not None
 
     def check_free(self) -> None:
-        """Refuse a place that holds something else than a run."""
+        """Refuses a folder that holds something other than a run."""
         try:
             if self.exists() or not self.path.exists():
                 return
             if not self.path.is_dir():
                 raise BadInput(f"--out {self.path} is a file; give a folder")
             if any(self.path.iterdir()):
-                raise BadInput(f"--out {self.path} is not empty and holds no run; choose another folder")
+                raise BadInput(f"--out {self.path} is not empty and is not a run; choose another folder")
         except OSError as error:
-            raise BadInput(f"--out {str(self.path)[:80]} will not do: {error.strerror}") from None
+            raise BadInput(f"--out {str(self.path)[:80]} cannot be used: {error.strerror}") from None
 
     def check_new(self) -> None:
-        """Refuse a place where no new folder can be made, before anything is computed for it."""
+        """Refuses a path where no new folder can be made, before anything is computed for it."""
         self.check_free()
         if self.exists():
             raise BadInput(f"--out {self.path} holds a run already; choose another folder, or remove it")
@@ -137,12 +156,12 @@ class RunFolder:
             raise BadInput(f"--out {self.path} cannot be made below {above}; choose another folder")
 
     def recipe(self) -> Resolved:
-        if not os.path.exists(self.path):  # nor does a name too long for a path
+        if not os.path.exists(self.path):  # False for a name too long for a path
             raise BadInput(f"there is no run {self.path}")
         if not os.access(self.path, os.R_OK | os.X_OK):
             raise BadInput(f"{self.path} cannot be read; make it readable")
         if not self.exists():
-            raise BadInput(f"{self.path} is no run: it has no recipe.yaml; give a folder that cmsf train wrote")
+            raise BadInput(f"{self.path} is not a run: it has no recipe.yaml; give a folder that cmsf train wrote")
         return Resolved.read(self.recipe_file)
 
     def environment(self) -> dict[str, Any]:
@@ -153,13 +172,13 @@ class RunFolder:
         return dict(environment)
 
     def create(self, recipe: Resolved, environment: dict[str, Any], data: Dataset) -> None:
-        """Lay down what is known before training, under another name first: a run folder is never half there."""
-        with self.drafted() as draft:
+        """Writes what is known before training, atomically."""
+        with self.draft() as draft:
             RunFolder(draft).describe(recipe, environment, data)
 
     @contextmanager
-    def drafted(self) -> Iterator[Path]:
-        """A folder to fill, which then becomes this one; the recipe makes it a run, and comes last."""
+    def draft(self) -> Iterator[Path]:
+        """Yields a temporary folder to fill, which then becomes this one; recipe.yaml comes last."""
         try:
             with atomic_folder(self.path, last=self.recipe_file.name) as draft:
                 yield draft
@@ -167,22 +186,21 @@ class RunFolder:
             raise BadInput(f"cannot make the run folder {self.path}: {error.strerror}; choose another --out") from None
 
     def describe(self, recipe: Resolved, environment: dict[str, Any], data: Dataset) -> None:
-        """Write what a run is."""
+        """Writes recipe, environment and listing of the images."""
         write_text(self.environment_file, json.dumps(environment, indent=2) + "\n")
-        with atomic_write(self.data_file) as temporary:
-            pq.write_table(_listing(data), temporary)
+        Listing.of(data).write(self.data_file)
         if recipe.skip_broken:
-            rows = [(split, one.path, one.reason) for split, one in data.broken]
+            rows = [(split, image.path, image.reason) for split, image in data.broken]
             write_csv(self.broken_file, ("split", "path", "reason"), rows)
         write_text(self.recipe_file, recipe.to_yaml())
 
     def request(self) -> DataRequest:
-        """The images that the run was given."""
+        """Returns the data, labels and val that the run was started with."""
         environment = self.environment()
         return DataRequest(environment["data"], environment.get("labels"), environment.get("val"))
 
     def known_broken(self) -> set[tuple[str, str]] | None:
-        """Splits and paths that were left out; None where all are in, or nothing is known yet."""
+        """Returns split and path of the images that were left out; None where nothing is recorded."""
         if not self.broken_file.exists():
             return None
         check_regular_file(self.broken_file)
@@ -192,7 +210,7 @@ class RunFolder:
         return set(zip(columns["split"], columns["path"], strict=True))
 
     def check_same_recipe(self, recipe: Resolved, environment: dict[str, Any]) -> list[str]:
-        """Refuse a run of another recipe or other data; name what keeps a resume from being bit for bit."""
+        """Refuses another recipe or other data; returns what keeps a resume from being bit for bit."""
         before = self.environment()
         differences = recipe.differences(self.recipe())
         differences[:0] = [
@@ -210,71 +228,54 @@ class RunFolder:
         ]
 
     def check_same_start(self, start: PretrainedWeights) -> None:
-        """Refuse weights that are not those the run began with, though they are in the same place."""
+        """Refuses starting weights other than those the run began with."""
         before = self.environment().get(INIT_SHA256)
         if before != start.sha256:
             raise BadInput(
                 f"the weights of {start.origin} have changed since {self.path} began (sha256 {str(before)[:12]} then, "
-                f"{start.sha256[:12]} now); put them back, or start another run"
+                f"{start.sha256[:12]} now); restore them, or start another run"
             )
 
-    def images(self) -> list[dict[str, Any]]:
-        """What data.parquet says of each image."""
-        columns = self.columns()
-        rows = zip(*(columns[name] for name in _LISTED), strict=True)
-        return [dict(zip(_LISTED, row, strict=True)) for row in rows]
+    def listing(self) -> Listing:
+        """Returns path, index, label, truth and split of each image."""
+        return Listing.read(self.data_file)
 
-    def columns(self) -> dict[str, list[Any]]:
-        """The same by column."""
-        columns = read_columns(self.data_file)
-        if not columns.keys() >= _LISTED.keys() or not all(
-            isinstance(value, kind) for name, kind in _LISTED.items() for value in columns[name]
-        ):
-            raise BadInput(f"{self.data_file} is not what cmsf train wrote")
-        return columns
-
-    def seen(self) -> SeenImages:
-        """What the run has made of its images."""
-        listed = self.images()
-        taught = {row["path"] for row in listed if row["split"] == "train" and row["label"] is not None}
-        test = {row["path"] for row in listed if row["split"] == "test"}
-        return SeenImages(test | {path for split, path in self.known_broken() or () if split == "test"}, taught)
+    def load_images(self, source: Source, request: DataRequest, recipe: Recipe, size: int) -> Dataset:
+        """Loads the images of a run; one that exists knows how they are split and cached, and which are broken."""
+        seen = None
+        if self.exists():
+            if recipe.cache == AUTO:
+                recipe = replace(recipe, cache=self.recipe().cache)
+            seen = self.listing().seen()
+            seen = replace(
+                seen, test=seen.test | {path for split, path in self.known_broken() or () if split == "test"}
+            )
+        return load_dataset(
+            source,
+            recipe,
+            size,
+            labels=None if request.labels is None else Path(request.labels),
+            val=None if request.val is None else open_source(request.val),
+            known_broken=self.known_broken(),
+            seen=seen,
+        )
 
     def check_same_paths(self, data: Dataset, otherwise: str = "give them with --data") -> None:
-        """Refuse other images than the run's, whatever their labels: what it was trained on would be tested on."""
-        before = {row["path"] for row in self.images()}
-        now = {path for split in (data.train, data.test) if split is not None for path in split.paths}
-        if before != now:
-            raise BadInput(
-                f"the images of {self.path} have changed since ({len(before)} then, {len(now)} now, the first that "
-                f"differs is {min(before ^ now)}); put them back, or {otherwise}"
-            )
+        self.listing().check_same_paths(data, self.path, otherwise)
 
     def check_same_images(self, data: Dataset) -> None:
-        """Refuse images that are not those of the run: its cache and its test split go by their order."""
-        before, now = self.images(), _listing(data).to_pylist()
-        if before != now:
-            old, new = (
-                {(row["split"], row["path"], row["label"], row["truth"]) for row in rows} for rows in (before, now)
-            )
-            changed = sorted(path for _, path, _, _ in old ^ new) or [now[0]["path"]]
-            same_images = [row["path"] for row in before] == [row["path"] for row in now]
-            what = "labels" if same_images else "images"
-            raise BadInput(
-                f"the {what} of {self.path} have changed since ({len(before)} then, {len(now)} now, the first that "
-                f"differs is {changed[0]}); put them back, or start another run"
-            )
+        self.listing().check_same(data, self.path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep a second process from training the same run, and any from being led out of its folder."""
+        """Holds the lock of the run, so that no second process trains it."""
         self.check_own()
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise BadInput(f"nothing can be written to {self.path}; make it writable, or choose another --out")
         file = open_regular_file(self.path / ".lock")
         try:
             self._lock(file)
-            with suppress(OSError):  # no room on the disk; the lock holds without a name
+            with suppress(OSError):  # a full disk; the lock holds without the process id
                 os.ftruncate(file, 0)
                 os.pwrite(file, str(os.getpid()).encode(), 0)
             yield
@@ -296,21 +297,21 @@ class RunFolder:
         return False
 
     def check_own(self) -> None:
-        """Refuse a run with links in it, for what is written or tidied up there would be so elsewhere."""
+        """Refuses a run with symbolic links in it: files would be written or removed elsewhere."""
         for folder, subfolders, files in os.walk(self.path):
             for name in (*subfolders, *files):
                 check_not_symlink(Path(folder, name))
 
     def _lock(self, file: int) -> None:
-        """Where the one that has it was killed, its children may have it for a moment longer."""
-        deadline = time.monotonic() + _PATIENCE
+        """Takes the lock; children of a killed process may hold it for a moment longer."""
+        deadline = time.monotonic() + _LOCK_SECONDS
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except OSError:
                 holder = os.pread(file, 20, 0).decode("ascii", "replace").strip() or "unknown"
-                if not _is_gone(holder) or time.monotonic() > deadline:
+                if not _has_ended(holder) or time.monotonic() > deadline:
                     raise BadInput(
                         f"{self.path} is being trained by process {holder}; wait for it, or stop it"
                     ) from None
@@ -320,7 +321,7 @@ class RunFolder:
         save_weights(backbone, self.backbone_file)
 
     def load_backbone(self, device: torch.device | str = "cpu") -> nn.Module:
-        """The trained network, in eval mode."""
+        """Returns the trained network, in eval mode."""
         recipe = self.recipe()
         precision = Precision(recipe.precision)
         precision.check(torch.device(device))
@@ -332,6 +333,45 @@ class RunFolder:
         load_strict(backbone, read_safetensors(self.backbone_file), self.backbone_file)
         return backbone.to(device).eval()
 
+    def classifier(self) -> dict[str, Any]:
+        """Returns the content of classifier.json: classes, width of the features, how it was tuned."""
+        recipe = self.recipe()  # says so where there is no run at all
+        if not self.classifier_file.exists():
+            if "classifier" in make_loss(recipe).heads:
+                raise BadInput(f"{self.path} is not finished; give the same cmsf train command again to finish it")
+            raise BadInput(f"{self.path} is not a classifier; make one: cmsf finetune {self.path}")
+        about = read_json(self.classifier_file)
+        classes, width, tune = (
+            about.get(name) if isinstance(about, dict) else None for name in ("classes", "features", "tune")
+        )
+        named = isinstance(classes, list) and len(classes) > 1 and all(map(_is_class_name, classes))
+        if not named or type(width) is not int or not 0 < width < 2**20 or tune not in (*FINE_TUNE_MODES, ALONG):
+            raise BadInput(f"{self.classifier_file} is not what cmsf wrote")
+        return dict(about)
+
+    def save_classifier(self, head: nn.Module, about: dict[str, Any]) -> None:
+        save_weights(head, self.head_file)
+        write_text(self.classifier_file, json.dumps(about, indent=2, ensure_ascii=False) + "\n")
+
+    def load_classifier(self, device: torch.device | str = "cpu") -> nn.Sequential:
+        """Returns backbone and head in eval mode: images in, a score for each class out."""
+        about = self.classifier()
+        width, classes = about["features"], len(about["classes"])
+        backbone = self.load_backbone()
+        features = feature_width(backbone, self.recipe().backbone, self.recipe().size)
+        if width != features:  # before a head of such a width takes memory
+            raise BadInput(f"{self.classifier_file} is for {width} features, and the network has {features}")
+        head = nn.Linear(width, classes) if about["tune"] == ALONG else make_head(width, classes, mode=about["tune"])
+        state = read_safetensors(self.head_file)
+        head.to(next(backbone.parameters()).dtype)
+        load_strict(head, state, self.head_file)
+        return nn.Sequential(backbone, head).to(device).eval()
+
+    def save_confusion(self, counts: Tensor, names: Sequence[str]) -> None:
+        """Writes a row for each true class, a column for each predicted one."""
+        rows = [(name, *map(str, row)) for name, row in zip(names, counts.tolist(), strict=True)]
+        write_csv(self.confusion_file, ("true \\ predicted", *names), rows)
+
     def save_divergence(self, about: dict[str, Any]) -> None:
         write_text(self.divergence_file, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
@@ -340,7 +380,7 @@ class RunFolder:
         write_text(path, json.dumps(result, indent=2) + "\n")
 
 
-def _is_gone(holder: str) -> bool:
+def _has_ended(holder: str) -> bool:
     try:
         os.kill(int(holder), 0)
     except ProcessLookupError:
@@ -350,14 +390,6 @@ def _is_gone(holder: str) -> bool:
     return False
 
 
-def _listing(data: Dataset) -> pa.Table:
-    rows: dict[str, list[Any]] = {"path": [], "index": [], "label": [], "truth": [], "split": []}
-    for name, split in (("train", data.train), ("test", data.test)):
-        if split is not None:
-            rows["path"] += split.paths
-            rows["index"] += range(len(split))
-            rows["label"] += Labels(split.label, data.label_names).to_names()
-            rows["truth"] += Labels(split.truth, data.classes).to_names()
-            rows["split"] += [name] * len(split)
-    types = {name: pa.int64() if name == "index" else pa.string() for name in rows}
-    return pa.table(rows, schema=pa.schema(list(types.items())))
+def _is_class_name(name: Any) -> bool:
+    """Text that can be written; JSON can spell halves of letters."""
+    return isinstance(name, str) and is_encodable(name)

@@ -1,4 +1,4 @@
-"""What `auto` means for these images, or one message that says what of a recipe does not fit them."""
+"""Resolves every `auto` of a recipe for given images, or says in one message what does not fit them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import asdict
 import torch
 
 from cmsf.data import Dataset
-from cmsf.method.build import make_loss
+from cmsf.method.build import embeds_third_view, has_companions, make_loss
 from cmsf.method.losses import Loss
 from cmsf.models.backbones import feature_width, make_backbone
+from cmsf.models.precision import Precision
 from cmsf.recipes.recipe import AUTO, Recipe, Resolved
 from cmsf.utils.errors import BadInput
 from cmsf.utils.memory import available_memory
@@ -22,17 +23,19 @@ _AUTO_LABELLED, _AUTO_SUPPORT = 64, 640
 """Labelled images beside a batch: FixMatch's and PAWS's on CIFAR-10."""
 _MOST_SUPPORT_CLASSES = 200
 _EXPECTED_CLASSES = 10
-_BYTES, _COPIES = 4, 4
-"""Of a number; and of each weight: online, target, gradient and momentum."""
+_COPIES = 4
+"""Of each weight: online, target, gradient and momentum."""
 
 
-def resolve(recipe: Recipe, data: Dataset, median_side: int, processes: int = 1, bank_shares: int = 1) -> Resolved:
-    """The recipe with a number for every `auto`.
+def resolve(
+    recipe: Recipe, data: Dataset, median_side: int, processes: int = 1, bank_shares: int = 1, cache_shares: int = 1
+) -> Resolved:
+    """Returns the recipe with a number for every `auto`, or one message that says what does not fit.
 
-    processes: on this machine; bank_shares: between how many processes a bank is divided.
+    processes: on this machine; bank_shares, cache_shares: between how many processes bank and cache are divided.
     """
     images, objective = len(data.train), make_loss(recipe)
-    _check_objective(recipe)
+    _check_settings_used(recipe)
     if images < 2:
         raise BadInput(f"{data.name} has {images} training images; two are the least to learn from")
     bank, batch = _bank_and_batch(recipe, objective, images)
@@ -40,27 +43,26 @@ def resolve(recipe: Recipe, data: Dataset, median_side: int, processes: int = 1,
         _check_neighbours(recipe, bank)
     _check_labels(recipe, objective, data)
     support = _support(recipe, data) if objective.needs_support else (0, 0)
-    resolved, width = _settled(recipe, bank, batch, support, median_side, data.in_memory)
-    _check_memory(resolved, width, -(-bank // bank_shares), processes)
+    resolved, width = _with_numbers(recipe, bank, batch, support, median_side, data.in_memory)
+    _check_memory(resolved, width, -(-bank // bank_shares), -(-images // cache_shares), processes)
     return resolved
 
 
 def expected(recipe: Recipe, images: int, median_side: int) -> Resolved:
-    """What `resolve` would say of so many images of this size, of which no more is known: they are not in memory, and
-    there are labels enough, of ten classes."""
+    """Returns what `resolve` would for so many images of this size, not in memory, with labels of ten classes."""
     objective = make_loss(recipe)
-    _check_objective(recipe)
+    _check_settings_used(recipe)
     bank, batch = _bank_and_batch(recipe, objective, images)
     if recipe.objective == "mean-shift":
         _check_neighbours(recipe, bank)
     support = _expected_support(recipe) if objective.needs_support else (0, 0)
-    return _settled(recipe, bank, batch, support, median_side, in_memory=False)[0]
+    return _with_numbers(recipe, bank, batch, support, median_side, in_memory=False)[0]
 
 
-def _settled(
+def _with_numbers(
     recipe: Recipe, bank: int, batch: int, support: tuple[int, int], median_side: int, in_memory: bool
 ) -> tuple[Resolved, int]:
-    """The recipe with these numbers and those that follow from its network, and how many features that has."""
+    """Returns the recipe with these numbers and those that follow from its network, and the network's width."""
     warmup = recipe.epochs // 20 if recipe.warmup_epochs == AUTO else recipe.warmup_epochs
     if warmup >= recipe.epochs:
         raise BadInput(f"--warmup-epochs {warmup} leaves nothing of --epochs {recipe.epochs}; use fewer, or auto")
@@ -96,16 +98,22 @@ def _settled(
     return Resolved(**(asdict(recipe) | numbers)), width
 
 
-def _check_memory(recipe: Resolved, width: int, rows: int, processes: int) -> None:
-    """Refuse heads and a bank that no memory holds, which would cost the whole machine dear."""
+def _check_memory(recipe: Resolved, width: int, rows: int, images: int, processes: int) -> None:
+    """Refuses heads, a bank and a cache that exceed the memory; rows, images: of bank and cache, in each process."""
     hidden, dim, between = recipe.projection_hidden, recipe.projection_dim, recipe.prediction_hidden
     weights = width * hidden + max(0, recipe.projection_layers - 2) * hidden**2 + hidden * dim + 2 * dim * between
-    needed, there = processes * _BYTES * (_COPIES * weights + rows * dim), available_memory()
-    if needed > there:
+    precision, companions = Precision(recipe.precision), has_companions(recipe)
+    numbers = _COPIES * weights + rows * dim * (2 if companions else 1)  # a companion is a second row
+    needed = numbers * precision.dtype.itemsize
+    cached = images if companions and not embeds_third_view(recipe) else 0
+    needed = processes * (needed + cached * dim * precision.cache_dtype.itemsize)
+    free = available_memory()
+    if needed > free:
         each = f" in {processes} processes" if processes > 1 else ""
+        cache = f" with companions of {cached} images" if cached else " with companions" if companions else ""
         raise BadInput(
-            f"heads of --projection-hidden {hidden} and --projection-dim {dim} and {rows} rows of a bank take "
-            f"{needed / 1e9:.0f} GB of memory{each}, and {there / 1e9:.0f} GB are free; use smaller ones"
+            f"heads of --projection-hidden {hidden} and --projection-dim {dim} and {rows} rows of a bank{cache} take "
+            f"{needed / 1e9:.1f} GB of memory{each}, and {free / 1e9:.1f} GB are free; use smaller ones"
         )
 
 
@@ -131,7 +139,7 @@ _ONLY_FOR: dict[str, tuple[str, ...]] = {
 """Settings that not every objective has a use for."""
 
 
-def _check_objective(recipe: Recipe) -> None:
+def _check_settings_used(recipe: Recipe) -> None:
     usual = Recipe(support_images=0) if recipe.support_images == 0 else Recipe()  # 0: none, in a run's own recipe
     for name, objectives in _ONLY_FOR.items():
         value = getattr(recipe, name)
@@ -142,7 +150,7 @@ def _check_objective(recipe: Recipe) -> None:
             )
     if recipe.objective == "paws" and recipe.support_classes in (0, 1):
         raise BadInput(
-            f"paws tells classes apart, so --support-classes {recipe.support_classes} will not do; use 2 or more"
+            f"paws tells classes apart, so --support-classes {recipe.support_classes} is invalid; use 2 or more"
         )
 
 
@@ -151,7 +159,7 @@ def _bank_and_batch(recipe: Recipe, objective: Loss, images: int) -> tuple[int, 
     if recipe.bank_size != AUTO:
         if bool(recipe.bank_size) != bool(bank):
             kept = "needs a bank" if bank else "keeps no bank"
-            raise BadInput(f"{recipe.objective} {kept}, so --bank-size {recipe.bank_size} will not do; use auto")
+            raise BadInput(f"{recipe.objective} {kept}, so --bank-size {recipe.bank_size} is invalid; use auto")
         bank = recipe.bank_size
     if bank > images:
         raise BadInput(
@@ -220,7 +228,7 @@ def _support(recipe: Recipe, data: Dataset) -> tuple[int, int]:
         images = min(_AUTO_LABELLED, len(label)) if recipe.support_images == AUTO else recipe.support_images
         if not 0 < images <= len(label):
             raise BadInput(
-                f"--support-images {images} will not do: there are {len(label)} labelled images; use 1 to {len(label)}"
+                f"--support-images {images} is invalid: there are {len(label)} labelled images; use 1 to {len(label)}"
             )
         return 0, images
     classes = min(_MOST_SUPPORT_CLASSES, len(present)) if recipe.support_classes == AUTO else recipe.support_classes
@@ -230,7 +238,7 @@ def _support(recipe: Recipe, data: Dataset) -> tuple[int, int]:
     images = min(max(2, _AUTO_SUPPORT // classes), fewest) if recipe.support_images == AUTO else recipe.support_images
     if not 0 < images <= fewest:
         raise BadInput(
-            f"--support-images {images} will not do: {rarest!r} has {fewest} labelled images; use 1 to {fewest}, "
+            f"--support-images {images} is invalid: {rarest!r} has {fewest} labelled images; use 1 to {fewest}, "
             "or label more"
         )
     return classes, images
@@ -251,15 +259,4 @@ def _check_few_labels(recipe: Recipe, data: Dataset) -> None:
             f"every one of the {images} images has a label, so {recipe.name} has nothing to learn without; "
             "use cmsf-sup, or fewer labels with --label-share 0.1 or --labels"
         )
-    check_every_class_labelled(data)
-
-
-def check_every_class_labelled(data: Dataset) -> None:
-    """A class without labels could never be guessed, and its images would all be taken for others."""
-    missing = data.unlabelled_classes()
-    if missing:
-        first = f"{missing[0]!r}" if len(missing) == 1 else f"{len(missing)} classes, the first {missing[0]!r},"
-        raise BadInput(
-            f"no training image of {first} in {data.name} is labelled; label one of each class at least, "
-            "or leave the images of such classes out"
-        )
+    data.check_every_class_labelled()

@@ -22,7 +22,6 @@ from cmsf.method.losses import LossOutput
 from cmsf.method.rows import Rows
 from cmsf.recipes.recipe import Resolved
 from cmsf.runs.checkpoint import CorruptCheckpoint
-from cmsf.runs.classifier_folder import ClassifierFolder
 from cmsf.runs.folder import RunFolder
 from cmsf.runs.log import MetricsLog, SilentLog
 from cmsf.training.batches import BatchSampler
@@ -301,7 +300,7 @@ class Trainer:
         with self.signals.interruptible():
             backbone = self.learner.encoders.online.backbone
             self.folder.save_backbone(backbone)
-            self.validator.save_classifier(ClassifierFolder(self.folder.path))
+            self.validator.save_classifier(self.folder)
             self.folder.divergence_file.unlink(missing_ok=True)  # of an attempt before this one
             picture = self.folder.neighbours_picture
             draw_neighbours(backbone, self.data, self.recipe.size, self.device, picture, self.recipe.seed, self.workers)

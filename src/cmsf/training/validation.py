@@ -11,7 +11,7 @@ from cmsf.evaluation.predict import predict_scores
 from cmsf.evaluation.splits import EvaluationSet
 from cmsf.models.encoders import Encoders
 from cmsf.recipes.recipe import Resolved
-from cmsf.runs.classifier_folder import ALONG, ClassifierFolder
+from cmsf.runs.folder import ALONG, RunFolder
 from cmsf.utils.progress import progress_prefix
 
 
@@ -41,8 +41,8 @@ class Validator:
         network = nn.Sequential(self.backbone, self.head)
         return {"classifier": held_out.accuracy(predict_scores(network, held_out.split, self.features)).percent}
 
-    def save_classifier(self, folder: ClassifierFolder) -> None:
+    def save_classifier(self, folder: RunFolder) -> None:
         if self.head is not None:
-            folder.save_head(self.head)
             about = {"classes": list(self.data.label_names), "tune": ALONG, "features": self.head.in_features}
-            folder.save_about(about | {"head": "one linear layer, f → classes", "size": self.recipe.size})
+            about |= {"head": "one linear layer, f → classes", "size": self.recipe.size}
+            folder.save_classifier(self.head, about)

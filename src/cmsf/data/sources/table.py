@@ -187,9 +187,11 @@ def is_parquet(file: Path) -> bool:
 def read_columns(file: Path) -> dict[str, list[Any]]:
     """Reads a CSV or Parquet file by column."""
     try:
-        return _read_parquet(file) if is_parquet(file) else _read_csv(file)
+        return dict(read_parquet(file).to_pydict()) if is_parquet(file) else _read_csv(file)
     except BadInput:
         raise
+    except (pa.ArrowException, ArithmeticError, MemoryError, KeyError, TypeError) as error:
+        raise BadInput(f"cannot read {file}: {first_line(error)}") from None
     except (OSError, ValueError) as error:  # a NUL in a name is a ValueError
         raise BadInput(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
 
@@ -225,7 +227,8 @@ def _read_bytes(file: Path) -> bytes:
     return content
 
 
-def _read_parquet(file: Path) -> dict[str, list[Any]]:
+def read_parquet(file: Path) -> pa.Table:
+    """Reads a table that somebody else may have written, or raises BadInput; text columns are dictionary-encoded."""
     check_regular_file(file)
     try:
         with pq.ParquetFile(file) as opened:
@@ -239,10 +242,11 @@ def _read_parquet(file: Path) -> dict[str, list[Any]]:
         table = pq.read_table(file, read_dictionary=texts)
         for name in texts:
             _check_text(file, name, table.column(name))
-        return dict(table.to_pydict())
+        table.validate(full=True)
+        return table
     except BadInput:
         raise
-    # Numbers that are no dates, bytes that are no letters, and whatever a damaged file makes of itself.
+    # Bytes that are not UTF-8, and whatever a damaged file makes of itself.
     except (pa.ArrowException, ValueError, ArithmeticError, MemoryError, KeyError, TypeError) as error:
         raise BadInput(f"cannot read {file}: {first_line(error)}") from None
 

@@ -1,0 +1,108 @@
+"""data.parquet: path, index, label, truth and split of each image of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cmsf.data import Dataset
+from cmsf.data.labels import Labels
+from cmsf.data.prepare import SeenImages
+from cmsf.data.sources.table import read_parquet
+from cmsf.utils.errors import BadInput
+from cmsf.utils.files import atomic_write
+
+_COLUMNS = ("path", "index", "label", "truth", "split")
+_SCHEMA = pa.schema([(name, pa.int64() if name == "index" else pa.string()) for name in _COLUMNS])
+_NULLABLE = ("label", "truth")
+
+
+@dataclass(frozen=True)
+class Listing:
+    table: pa.Table
+
+    @classmethod
+    def of(cls, data: Dataset) -> Listing:
+        columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+        for name, split in (("train", data.train), ("test", data.test)):
+            if split is not None:
+                columns["path"] += split.paths
+                columns["index"] += range(len(split))
+                columns["label"] += Labels(split.label, data.label_names).to_names()
+                columns["truth"] += Labels(split.truth, data.classes).to_names()
+                columns["split"] += [name] * len(split)
+        return cls(pa.table(columns, schema=_SCHEMA))
+
+    @classmethod
+    def read(cls, file: Path) -> Listing:
+        """Reads the file once for each of its versions: several checks in a row ask for it."""
+        state = file.stat() if file.exists() else None
+        return _read(file.absolute(), *((state.st_mtime_ns, state.st_size, state.st_ino) if state else ()))
+
+    def write(self, file: Path) -> None:
+        with atomic_write(file) as temporary:
+            pq.write_table(self.table, temporary)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return list(self.table.to_pylist())
+
+    def column(self, name: str, split: str | None = None) -> list[Any]:
+        table = self.table if split is None else self.table.filter(pc.equal(self.table["split"], split))
+        return list(table[name].to_pylist())
+
+    def seen(self) -> SeenImages:
+        """Returns which images the run was tested on, and which it was taught the label of."""
+        taught = zip(self.column("path", "train"), self.column("label", "train"), strict=True)
+        return SeenImages(set(self.column("path", "test")), {path for path, label in taught if label is not None})
+
+    def check_same_paths(self, data: Dataset, run: Path, otherwise: str) -> None:
+        """Refuses other images than the run's, whatever their labels: what it was trained on would be tested on."""
+        before = set(self.column("path"))
+        now = {path for split in (data.train, data.test) if split is not None for path in split.paths}
+        if before != now:
+            raise BadInput(
+                f"the images of {run} have changed since ({len(before)} then, {len(now)} now, the first that "
+                f"differs is {min(before ^ now)}); restore them, or {otherwise}"
+            )
+
+    def check_same(self, data: Dataset, run: Path) -> None:
+        """Refuses other images or labels than the run's, also in another order: cache and test split go by index."""
+        current = Listing.of(data)
+        if self.table.equals(current.table):
+            return
+        old, new = ({tuple(row.values()) for row in listing._unordered()} for listing in (self, current))
+        first = min((path for path, *_ in old ^ new), default=current.column("path")[0])
+        what = "labels" if self.column("path") == current.column("path") else "images"
+        raise BadInput(
+            f"the {what} of {run} have changed since ({len(self)} then, {len(current)} now, the first that "
+            f"differs is {first}); restore them, or start another run"
+        )
+
+    def _unordered(self) -> list[dict[str, Any]]:
+        return list(self.table.drop_columns(["index"]).to_pylist())
+
+
+@lru_cache(maxsize=2)
+def _read(file: Path, *_version: int) -> Listing:
+    """Reads a table of the right columns and types, or raises BadInput; anybody may have written it."""
+    table = read_parquet(file)
+    invalid = BadInput(f"{file} is not what cmsf train wrote")
+    if not set(_COLUMNS) <= set(table.column_names):
+        raise invalid
+    columns = []
+    for field in _SCHEMA:
+        column = table[field.name]
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        if kind != field.type or (column.null_count and field.name not in _NULLABLE):
+            raise invalid
+        columns.append(column.cast(field.type))
+    return Listing(pa.table(columns, schema=_SCHEMA))
