@@ -237,7 +237,7 @@ def test_a_log_that_is_shorter_than_its_checkpoint_says_is_told_and_goes_on_with
     truncate(stopped.folder.metrics_file)
     run = cmsf.train("cmsf-self-small", bars, stopped.path, **TINY)
     said = " ".join(capsys.readouterr().err.split())
-    assert "100 bytes shorter than at the checkpoint; what they said is lost" in said
+    assert "100 bytes shorter than at the checkpoint; these lines are lost" in said
     assert metrics(run)[: len(before) - 1] == before[:-1]
     assert [line["step"] for line in metrics(run, "step")] == [2, 4, 8, 10, 12]
 

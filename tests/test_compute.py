@@ -41,7 +41,7 @@ from cmsf.method.build import make_learner
 from cmsf.models.backbones import make_backbone
 from cmsf.recipes import get_recipe
 from cmsf.report.compare import accuracy_points
-from cmsf.runs.cost import Reached, clean_views_of, compute_of, multiply_adds, spent
+from cmsf.runs.cost import Reached, clean_views_of, compute_of, multiply_adds, run_cost
 from cmsf.runs.folder import RunFolder
 from cmsf.training.resolve import expected
 from cmsf.utils.errors import BadInput
@@ -277,7 +277,7 @@ def copied(run: cmsf.Run, tmp_path: Path) -> RunFolder:
 
 
 def test_a_run_has_cost_what_its_recipe_does_and_its_log_says_how_long(run: cmsf.Run) -> None:
-    found = spent(run.path)
+    found = run_cost(run.path)
     assert found.images == 72
     assert found.epochs == 3
     assert found.compute == compute_of(run.recipe, 72)
@@ -300,13 +300,13 @@ def test_an_unfinished_run_has_cost_its_whole_epochs_and_a_torn_line_is_none(cop
     lines = copied.metrics_file.read_text().splitlines(keepends=True)
     last = next(number for number, line in enumerate(lines) if json.loads(line)["step"] == 4 and '"epoch", ' in line)
     copied.metrics_file.write_text("".join(lines[: last + 1]) + lines[-1][:-1])
-    found = spent(copied)
+    found = run_cost(copied)
     assert found.epochs == 2
     assert found.compute == compute_of(copied.recipe(), 72, epochs=2)
     assert found.clean_views is not None
     assert found.clean_views.iterations == 3
     copied.metrics_file.write_text("")
-    assert spent(copied).compute.flops == 0
+    assert run_cost(copied).compute.flops == 0
 
 
 def test_an_accuracy_stands_at_what_was_spent_until_it_was_measured(
@@ -319,7 +319,7 @@ def test_an_accuracy_stands_at_what_was_spent_until_it_was_measured(
         elif line["kind"] == "epoch":
             line["20-nn"] = 62.5
     copied.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = spent(copied)
+    found = run_cost(copied)
     assert found.reached["20-nn"] == Reached(62.5, 1)
     (point,) = accuracy_points({"a": found})["20-NN"]
     assert (point.flops, point.accuracy) == (compute_of(copied.recipe(), 72, epochs=1).flops, 62.5)
@@ -333,12 +333,12 @@ def test_the_list_of_images_is_read_once_and_again_when_it_has_changed(
     read: list[Path] = []
     columns = RunFolder.columns
     monkeypatch.setattr(RunFolder, "columns", lambda folder: read.append(folder.path) or columns(folder))
-    before = spent(copied)
-    assert spent(copied) == before
+    before = run_cost(copied)
+    assert run_cost(copied) == before
     assert len(read) == 1
     table = pq.read_table(copied.data_file)
     pq.write_table(table.filter(pc.not_equal(table["split"], "test")), copied.data_file)
-    after = spent(copied)
+    after = run_cost(copied)
     assert len(read) == 2
     assert after.images == before.images
     assert after.tested_on != before.tested_on
@@ -347,32 +347,32 @@ def test_the_list_of_images_is_read_once_and_again_when_it_has_changed(
 @pytest.mark.parametrize("rate", [0.0, None, "fast", -1, 10**400, True])
 def test_without_a_rate_of_every_epoch_nobody_knows_how_long_it_took(rate: Any, copied: RunFolder) -> None:
     rewrite_lines(copied, images_per_second=rate)
-    assert spent(copied).seconds is None
+    assert run_cost(copied).seconds is None
 
 
 @pytest.mark.parametrize("step", [0, 3, 2.0, "2", None, 2**70, 8, [2]])
 def test_epochs_that_the_run_cannot_have_are_refused(step: Any, copied: RunFolder) -> None:
     rewrite_lines(copied, step=step)
     with pytest.raises(BadInput, match="has epochs that are not those of its recipe and images"):
-        spent(copied)
+        run_cost(copied)
 
 
 @pytest.mark.parametrize("line", ['{"kind": "epoch", \n', '{"kind": "epoch", ' + "x" * (1 << 20)])
 def test_a_log_that_is_none_is_refused(line: str, copied: RunFolder) -> None:
     copied.metrics_file.write_text(line)
     with pytest.raises(BadInput, match="it is not what cmsf train wrote"):
-        spent(copied)
+        run_cost(copied)
     copied.metrics_file.unlink()
     with pytest.raises(BadInput, match=r"has no metrics\.jsonl"):
-        spent(copied)
+        run_cost(copied)
 
 
 def test_linear_accuracy_is_that_of_the_runs_results(copied: RunFolder) -> None:
     copied.results.mkdir(exist_ok=True)
     (copied.results / "linear.json").write_text('{"figures": {"linear top-1": 81.5, "linear top-5": 99}}')
     (copied.results / "linear-sgd.json").write_text('["no figures"]')
-    assert spent(copied).reached["linear top-1"].per_cent == 81.5
-    assert "SGD top-1" not in spent(copied).reached
+    assert run_cost(copied).reached["linear top-1"].per_cent == 81.5
+    assert "SGD top-1" not in run_cost(copied).reached
 
 
 @pytest.mark.parametrize(("classes", "test", "comparable"), [(1000, 500, True), (1000, 90, False), (9, 500, False)])
@@ -386,7 +386,7 @@ def test_only_imagenet_is_compared_with_what_is_published(
     truth = [str(number % classes) for number in range(len(split))]
     monkeypatch.setattr(RunFolder, "columns", lambda _: {"split": split, "label": truth, "truth": truth, "path": truth})
     copied.metrics_file.write_text("")
-    assert spent(copied).on_imagenet is comparable
+    assert run_cost(copied).on_imagenet is comparable
 
 
 # The command

@@ -33,7 +33,7 @@ from cmsf.evaluation.transfer.suite import read_suite
 from cmsf.models.weights import load_pretrained
 from cmsf.recipes.recipe import Recipe
 from cmsf.runs.folder import RunFolder
-from cmsf.runs.log import AppendedFile
+from cmsf.runs.log import AppendOnlyFile
 from cmsf.training.signals import Stopped
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import write_text
@@ -311,11 +311,11 @@ def test_what_is_appended_to_or_written_beside_is_no_link(tmp_path: Path) -> Non
     for name in ("log", f".file.{os.getpid()}.part"):
         (tmp_path / name).symlink_to(tmp_path / "precious")
     with pytest.raises(BadInput, match="log is a symlink"):
-        AppendedFile(tmp_path / "log", 0)
+        AppendOnlyFile(tmp_path / "log", 0)
     write_text(tmp_path / "file", "new")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(BadInput, match="not a regular file"):
-        AppendedFile(tmp_path / "pipe")
+        AppendOnlyFile(tmp_path / "pipe")
     assert (tmp_path / "precious").read_text() == "precious"
 
 

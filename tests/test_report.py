@@ -34,7 +34,7 @@ from cmsf.report.image_pool import EmbeddedImages, PoolBuilder
 from cmsf.report.page import render
 from cmsf.report.plots import COLOURS, training_plots
 from cmsf.report.write import LARGEST, LiveReport, write_report
-from cmsf.runs.cost import Spent, spent
+from cmsf.runs.cost import RunCost, run_cost
 from cmsf.training.signals import Stopped
 from cmsf.utils.constants import UNKNOWN
 
@@ -200,7 +200,7 @@ def test_runs_that_were_tested_on_other_images_say_so(
     assert "These runs were tested on different images" in capsys.readouterr().out
 
 
-def logged(name: str, epochs: Sequence[dict[str, Any]], cost: Spent | None = None) -> RunReport:
+def logged(name: str, epochs: Sequence[dict[str, Any]], cost: RunCost | None = None) -> RunReport:
     return RunReport(name, "", "complete", epochs=epochs, spent=cost)
 
 
@@ -227,7 +227,7 @@ def test_plots_of_many_runs_have_a_look_for_each_and_their_names_inside(tmp_path
 
 
 def test_runs_that_say_nothing_beside_others_keep_their_colours(run: cmsf.Run) -> None:
-    lines, cost = [{"epoch": 0, "20-nn": 50.0, "purity_unconstrained": 0.5}], spent(run.folder)
+    lines, cost = [{"epoch": 0, "20-nn": 50.0, "purity_unconstrained": 0.5}], run_cost(run.folder)
     together = comparison_plots(
         [
             logged("1 a", lines, cost),

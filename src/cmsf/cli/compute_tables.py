@@ -13,7 +13,7 @@ from cmsf.utils.text import escape_unprintable, one_line, shorten
 
 if TYPE_CHECKING:  # not above: the paper's table should not wait for torch
     from cmsf.recipes.recipe import Resolved
-    from cmsf.runs.cost import Spent
+    from cmsf.runs.cost import RunCost
 
 _WIDTH, _GAP = 100, "  "
 
@@ -82,7 +82,7 @@ def _three(passes: Passes) -> list[str]:
 class Row:
     """One recipe, or one run."""
 
-    def __init__(self, name: str, recipe: Resolved, images: int, spent: Spent | None = None) -> None:
+    def __init__(self, name: str, recipe: Resolved, images: int, spent: RunCost | None = None) -> None:
         from cmsf.runs.cost import clean_views_of, compute_of
 
         self.name, self.recipe, self.spent = name, recipe, spent

@@ -113,7 +113,7 @@ def _told_apart(items: Sequence[str]) -> tuple[list[str], dict[str, Recipe]]:
 
 
 def _rows(items: Sequence[str], recipes: dict[str, Recipe], images: int | None) -> list[Row]:
-    from cmsf.runs.cost import spent
+    from cmsf.runs.cost import run_cost
     from cmsf.training.resolve import expected
     from cmsf.utils.progress import track
 
@@ -123,7 +123,7 @@ def _rows(items: Sequence[str], recipes: dict[str, Recipe], images: int | None) 
             count, side = _expected_images(item, recipes[item], images)
             rows.append(Row(item, expected(recipes[item], count, side), count))
         else:
-            found = spent(item)
+            found = run_cost(item)
             rows.append(Row(item, found.recipe, found.images, found))
     return rows
 

@@ -12,7 +12,7 @@ from cmsf.analysis.figures.compute import Point, draw_runs, published_points
 from cmsf.evaluation.metrics import Estimate
 from cmsf.report.contents import RunReport, Stat
 from cmsf.report.plots import COLOURS, GREY, Plot, line_plot, plot_style
-from cmsf.runs.cost import Spent
+from cmsf.runs.cost import RunCost
 
 _SECTION = "Comparison"
 _ACCURACIES = {"20-nn": "20-NN", "linear top-1": "linear", "SGD top-1": "linear by SGD"}
@@ -93,7 +93,7 @@ def _against_compute(runs: Sequence[RunReport]) -> Iterator[Plot]:
         yield Plot(_SECTION, name, f"Accuracy against compute: {title}", caption, figure)
 
 
-def accuracy_points(runs: Mapping[str, Spent | None]) -> dict[str, list[Point]]:
+def accuracy_points(runs: Mapping[str, RunCost | None]) -> dict[str, list[Point]]:
     """Returns a point for each run that has the accuracy, in the run's colour, by what the accuracy is called."""
     panels: dict[str, list[Point]] = {}
     for accuracy, title in _ACCURACIES.items():
@@ -104,14 +104,14 @@ def accuracy_points(runs: Mapping[str, Spent | None]) -> dict[str, list[Point]]:
     return panels
 
 
-def published_accuracy(runs: Sequence[Spent]) -> dict[str, list[Point]]:
+def published_accuracy(runs: Sequence[RunCost]) -> dict[str, list[Point]]:
     """Returns the paper's table, where all runs are on ImageNet and so can be compared with it."""
     if not all(spent.on_imagenet for spent in runs):
         return {}
     return {title: published_points(accuracy, colour=GREY) for accuracy, title in _ACCURACIES.items()}
 
 
-def comparison_warning(runs: Sequence[Spent]) -> str:
+def comparison_warning(runs: Sequence[RunCost]) -> str:
     """Returns a warning where accuracies cannot be compared, else nothing."""
     same = len({spent.tested_on for spent in runs}) < 2
     return "" if same else "These runs were tested on different images: their accuracies are not of the same."

@@ -13,7 +13,7 @@ from cmsf.analysis.label_issues import Suspect
 from cmsf.analysis.per_class import ClassReport
 from cmsf.evaluation.metrics import Estimate
 from cmsf.report.plots import EpochLines, Plot
-from cmsf.runs.cost import Spent
+from cmsf.runs.cost import RunCost
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class RunReport:
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     epochs: EpochLines = ()
-    spent: Spent | None = None
+    spent: RunCost | None = None
 
 
 @dataclass(frozen=True)

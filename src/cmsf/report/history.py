@@ -14,7 +14,7 @@ from cmsf.recipes import get_recipe
 from cmsf.recipes.recipe import AUTO, Recipe, Resolved
 from cmsf.report.contents import ResultTable, RunReport, Setting, Stat
 from cmsf.report.plots import EpochLines, training_plots
-from cmsf.runs.cost import Spent, spent
+from cmsf.runs.cost import RunCost, run_cost
 from cmsf.runs.log import epoch_lines, is_plain_number
 from cmsf.runs.run import Run
 from cmsf.utils.errors import BadInput
@@ -32,7 +32,7 @@ def collect_history(run: Run) -> RunReport:
         except BadInput as error:
             notes.append(str(error))
     try:
-        cost = spent(run.folder) if epochs else None
+        cost = run_cost(run.folder) if epochs else None
     except BadInput as error:
         notes.append(f"its cost cannot be computed: {error}")
     return RunReport(
@@ -76,7 +76,7 @@ def _state(run: Run, epochs: int) -> str:
     return reached if run.folder.in_training() else f"stopped after {reached}"
 
 
-def _image_count(run: Run, cost: Spent | None) -> list[Stat]:
+def _image_count(run: Run, cost: RunCost | None) -> list[Stat]:
     if cost is None:
         return []
     source = run.folder.request().data
@@ -106,7 +106,7 @@ def _summary(epochs: EpochLines) -> list[Stat]:
     return stats
 
 
-def _cost(cost: Spent) -> dict[str, str]:
+def _cost(cost: RunCost) -> dict[str, str]:
     """Returns passes through the backbone, multiply-adds by the paper's equation, and time."""
     lines = {
         "epochs": f"{cost.epochs} of {cost.recipe.epochs}",

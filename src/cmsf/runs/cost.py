@@ -1,4 +1,4 @@
-"""What a recipe will cost and what a run has cost, by the paper's equation (`analysis.compute`).
+"""The compute that a recipe will cost and a run has cost, by the paper's equation (`analysis.compute`).
 
 Passes are those that the objective declares, through the backbone alone; what a pass costs is counted in the network.
 """
@@ -43,8 +43,8 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What a run has cost so far, in whole epochs, and what has come of it.
+class RunCost:
+    """The compute of a run so far, in whole epochs, and the accuracy it reached.
 
     clean_views: what the offline cache of pseudo-labels adds; None without one.
     seconds: of training, without evaluations and pauses; None where the log does not say it of every epoch.
@@ -70,7 +70,7 @@ class Spent:
 
 
 def compute_of(recipe: Resolved, images: int, epochs: int | None = None) -> Compute:
-    """What it costs to train on so many images; epochs: by default the recipe's."""
+    """Returns the compute of training on so many images; epochs: by default the recipe's."""
     batch, labelled = _passes(recipe)
     iterations = images // recipe.batch_size * (recipe.epochs if epochs is None else epochs)
     return Compute(batch, iterations, labelled, multiply_adds(recipe.backbone, recipe.stem, recipe.size))
@@ -100,8 +100,8 @@ def multiply_adds(backbone: str, stem: Stem, size: int) -> int:
     return int(counter.get_total_flops()) // 2
 
 
-def spent(run: str | Path | RunFolder) -> Spent:
-    """What a run has cost, by its folder."""
+def run_cost(run: str | Path | RunFolder) -> RunCost:
+    """Returns the cost of a run, from the files of its folder."""
     folder = run if isinstance(run, RunFolder) else RunFolder(expand_user(run))
     recipe = folder.recipe()
     if not folder.metrics_file.exists():
@@ -119,7 +119,7 @@ def spent(run: str | Path | RunFolder) -> Spent:
         seconds.append(steps * recipe.batch_size / rate if rate else math.inf)
         reached |= _reached(line, VOTES, epochs)
     whole = len(seconds) == epochs and math.isfinite(sum(seconds))
-    return Spent(
+    return RunCost(
         recipe,
         images.train,
         images.test,
@@ -136,7 +136,7 @@ def spent(run: str | Path | RunFolder) -> Spent:
 
 @dataclass(frozen=True)
 class _Images:
-    """How many images of each kind a run has."""
+    """The numbers of images of a run."""
 
     train: int
     labelled: int
@@ -154,7 +154,7 @@ class _Images:
 
 
 def _count(folder: RunFolder) -> _Images:
-    """Once for a list: a page that is written after every epoch should not read ImageNet's each time."""
+    """Counts once for a version of the file: a report that is written after every epoch asks again."""
     file = folder.data_file
     known = file.stat() if file.exists() else None
     return _counted(folder.path.resolve(), *((known.st_mtime_ns, known.st_size, known.st_ino) if known else ()))
@@ -206,12 +206,12 @@ def _evaluated(folder: RunFolder, epochs: int) -> dict[str, Reached]:
     return found
 
 
-def _reached(said: dict[str, Any], names: Iterable[str], epochs: int) -> dict[str, Reached]:
-    figures = {name: _number(said.get(name)) for name in names}
+def _reached(values: dict[str, Any], names: Iterable[str], epochs: int) -> dict[str, Reached]:
+    figures = {name: _number(values.get(name)) for name in names}
     return {name: Reached(figure, epochs) for name, figure in figures.items() if figure is not None}
 
 
 def _number(value: Any) -> float | None:
-    """What a file has in the place of a number that is not negative, if it is one."""
+    """Returns a value of a file if it is a number and not negative."""
     plain = type(value) is float or (type(value) is int and abs(value) < 2**53)
     return float(value) if plain and 0 <= value < math.inf else None

@@ -1,4 +1,4 @@
-"""Versions, seed, machine and commit: what one needs to know to get the same numbers again."""
+"""environment.json: versions, seed, machine and commit, to get the same numbers again."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from cmsf.data import DataRequest
 from cmsf.recipes.recipe import Resolved
 
 BANK_SHARDED = "bank_sharded"
-"""Where it is recorded whether each process holds but a share of the bank."""
+"""The key that says whether each process holds a share of the bank only."""
 BIT_FOR_BIT = (
     *("machine", "device", "threads", "processes", BANK_SHARDED),
     *("python", "torch", "torchvision", "timm", "numpy", "pillow"),
 )
-"""What has to be the same for a resumed run to equal an uninterrupted one to the last bit."""
+"""Keys that must be equal for a resumed run to equal an uninterrupted one bit for bit."""
 INIT_SHA256 = "init_sha256"
-"""Where the hash of the weights that a run started from is recorded."""
+"""The key of the hash of the pretrained weights."""
 
 
 def describe_environment(
     request: DataRequest, recipe: Resolved, device: str, processes: int = 1, bank_sharded: bool = False
 ) -> dict[str, Any]:
-    """What a run records of itself before it starts; the hash of its starting weights comes to it."""
+    """Returns what a run records before it starts, but for the hash of its pretrained weights."""
     machine = {**describe_machine(device), "processes": processes, BANK_SHARDED: bank_sharded}
     return {**asdict(request), "seed": recipe.seed, **machine, "command": sys.argv}
 
 
 def describe_machine(device: str) -> dict[str, Any]:
-    """What computed a figure."""
+    """Returns device, threads, machine and versions."""
     packages = ("torch", "torchvision", "timm", "numpy", "pillow", "cmsf")
     return {
         "device": device,
@@ -57,7 +57,7 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree that this package runs from, if it runs from one."""
+    """Returns the commit of the source tree that this package runs from, if there is one."""
     tree = Path(__file__).resolve().parents[2]
     if not (tree / ".git").exists():
         return None

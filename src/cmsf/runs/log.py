@@ -23,49 +23,49 @@ from cmsf.utils.errors import BadInput
 from cmsf.utils.files import FullDisk, check_regular_file, detect_full_disk, make_folder, open_regular_file
 
 
-class AppendedFile:
-    """What finds no room is kept in memory, and written before the next record when there is some."""
+class AppendOnlyFile:
+    """A file that whole records are appended to; what finds no room is kept and written before the next record."""
 
     def __init__(self, path: Path, length: int | None = None) -> None:
-        """length: how much of a file that is there already stays; None: all of it. missing: what it has not of that."""
+        """length: how much of an existing file to keep; None: all. missing: by how much it is shorter than that."""
         self.path = path
         self._descriptor = open_regular_file(path)
-        there = os.fstat(self._descriptor).st_size
-        self.missing = 0 if length is None else max(0, length - there)
-        self._length = there if length is None else min(length, there)
+        size = os.fstat(self._descriptor).st_size
+        self.missing = 0 if length is None else max(0, length - size)
+        self._length = size if length is None else min(length, size)
         os.ftruncate(self._descriptor, self._length)
         self._unwritten = b""
 
-    def cut_torn_line(self) -> None:
-        """Of a file of lines that somebody has shortened, keep the whole ones."""
+    def drop_partial_line(self) -> None:
+        """Removes the last line if it has no end."""
         self._length = os.pread(self._descriptor, self._length, 0).rfind(b"\n") + 1
         os.ftruncate(self._descriptor, self._length)
 
     @property
-    def behind(self) -> bool:
-        """Whether some of it is not on the disk for want of room."""
+    def has_unwritten(self) -> bool:
+        """Whether records wait in memory for room on the disk."""
         return bool(self._unwritten)
 
     def append(self, record: bytes) -> None:
         self._unwritten += record
-        self.catch_up()
+        self.flush()
 
-    def catch_up(self) -> None:
-        """Write what is kept, or FullDisk."""
+    def flush(self) -> None:
+        """Writes the waiting records, or raises FullDisk."""
         with detect_full_disk(self.path, len(self._unwritten)):
             try:
                 done = 0
                 while done < len(self._unwritten):
                     done += os.pwrite(self._descriptor, self._unwritten[done:], self._length + done)
             except OSError:
-                os.ftruncate(self._descriptor, self._length)  # what of a record went in comes out again
+                os.ftruncate(self._descriptor, self._length)  # no partial record stays
                 raise
         self._length += len(self._unwritten)
         self._unwritten = b""
 
     def synced_length(self) -> int:
-        """How long the file is, once all of it is on the disk."""
-        self.catch_up()
+        """Syncs the file to the disk and returns its length."""
+        self.flush()
         with detect_full_disk(self.path):
             os.fsync(self._descriptor)
         return self._length
@@ -82,14 +82,14 @@ _LARGEST = 1e30
 _numbers = itertools.count()
 
 
-class Events:
-    """A file of scalars; TensorBoard is told to forget what older files have from `first_step` on."""
+class EventWriter:
+    """Writes scalars for TensorBoard, which drops what older files have from `first_step` on."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
         make_folder(folder)
         self._latest = time.time()
         name = f"events.out.tfevents.{int(self._latest):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
-        self._file = AppendedFile(folder / name)
+        self._file = AppendOnlyFile(folder / name)
         self._append(Event(wall_time=self._latest, file_version="brain.Event:2"))
         start = SessionLog(status=SessionLog.START)
         self._append(Event(wall_time=self._latest, step=first_step, session_log=start))
@@ -112,25 +112,24 @@ class Events:
 
 
 class MetricsLog:
-    """Appends to metrics.jsonl; a resumed run first cuts off what came after its checkpoint.
+    """Appends to metrics.jsonl and to TensorBoard's events; a resumed run first cuts off what came after its checkpoint.
 
-    Lines that find no room on the disk are kept until there is some. Of TensorBoard's events, which say the same once
-    more, there are then no more.
+    On a full disk lines wait in memory, and events, which say the same once more, end.
     """
 
     def __init__(self, path: Path, tensorboard: Path, length: int, step: int, say: Callable[[str], None]) -> None:
-        self.path, self.file, self.say = path, AppendedFile(path, length), say
+        self.path, self.file, self.say = path, AppendOnlyFile(path, length), say
         if self.file.missing:
-            say(f"{path} is {self.file.missing} bytes shorter than at the checkpoint; what they said is lost")
-            self.file.cut_torn_line()
-        self.events: Events | None = None
-        with self._unless_full():
-            self.events = Events(tensorboard, step + 1)
+            say(f"{path} is {self.file.missing} bytes shorter than at the checkpoint; these lines are lost")
+            self.file.drop_partial_line()
+        self.events: EventWriter | None = None
+        with self._events_optional():
+            self.events = EventWriter(tensorboard, step + 1)
 
     def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Add a line; FullDisk if there is no room for it, the first time."""
+        """Adds a line; raises FullDisk the first time there is no room."""
         line = {"kind": kind, "step": step} | {name: _plain(value) for name, value in values.items()}
-        with self._unless_full():
+        with self._events_optional():
             if self.events is not None:
                 scalars = {
                     f"{kind}/{name}": value
@@ -138,29 +137,29 @@ class MetricsLog:
                     if isinstance(value, int | float) and name not in ("step", "epoch")
                 }
                 self.events.write(scalars, step)
-        was_behind = self.file.behind
+        waiting = self.file.has_unwritten
         try:
             self.file.append((json.dumps(line, allow_nan=False) + "\n").encode())
         except FullDisk as error:
-            if not was_behind:
+            if not waiting:
                 raise FullDisk(f"{error}; until then its lines are kept in memory") from None
 
     def epochs(self) -> list[dict[str, Any]]:
-        """What the file says of epochs that are over, as far as it can be read."""
-        found: list[dict[str, Any]] = []
+        """Returns the lines of epochs that are over, as far as they can be read."""
+        lines: list[dict[str, Any]] = []
         with suppress(BadInput):  # anybody may have written it
-            found.extend(epoch_lines(self.path))
-        return found
+            lines.extend(epoch_lines(self.path))
+        return lines
 
     def synced_length(self) -> int:
-        """How long the file is, once all of it is on the disk, or FullDisk: what a checkpoint may rely on."""
-        with self._unless_full():
+        """Syncs the file and returns its length, which a checkpoint records; or raises FullDisk."""
+        with self._events_optional():
             if self.events is not None:
                 self.events.sync()
         return self.file.synced_length()
 
     @contextmanager
-    def _unless_full(self) -> Iterator[None]:
+    def _events_optional(self) -> Iterator[None]:
         try:
             yield
         except FullDisk as error:
@@ -180,8 +179,8 @@ class MetricsLog:
             self.events.close()
 
 
-class SilentLog:
-    """Of several processes, one writes; the others have this."""
+class NullLog:
+    """The log of all processes but the main one: it writes nothing."""
 
     def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         return
@@ -192,7 +191,7 @@ class SilentLog:
     def synced_length(self) -> int:
         return 0
 
-    def __enter__(self) -> SilentLog:
+    def __enter__(self) -> NullLog:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -200,7 +199,7 @@ class SilentLog:
 
 
 def epoch_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """What a log says of each epoch. A last line that has no end is still being written, and left out."""
+    """Yields the epoch lines of a log. A last line without end is still being written, and left out."""
     check_regular_file(path)
     with path.open("rb") as file:
         while line := file.readline(_LONGEST_LINE):
@@ -208,25 +207,25 @@ def epoch_lines(path: Path) -> Iterator[dict[str, Any]]:
                 if len(line) == _LONGEST_LINE:
                     raise BadInput(f"{path} has a line without end; it is not what cmsf train wrote")
                 return
-            if line.startswith(_EPOCH_LINE):  # steps are many, and not asked for
-                yield _parsed(line, path)
+            if line.startswith(_EPOCH_LINE):  # step lines are many; they are not parsed
+                yield _parse(line, path)
 
 
-def _parsed(line: bytes, path: Path) -> dict[str, Any]:
+def _parse(line: bytes, path: Path) -> dict[str, Any]:
     try:
-        said = json.loads(line)
+        values = json.loads(line)
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
-        raise BadInput(f"{path} has a line that is no JSON object; it is not what cmsf train wrote")
-    return said
+        values = None
+    if not isinstance(values, dict):
+        raise BadInput(f"{path} has a line that is not a JSON object; it is not what cmsf train wrote")
+    return values
 
 
 def is_plain_number(value: Any) -> bool:
-    """Whether what a log has in the place of a number is one that can be reckoned with; anybody may have written it."""
+    """Whether a value of a log is a number that can be plotted; anybody may have written it."""
     return type(value) in (int, float) and -_LARGEST < value < _LARGEST
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN: a number that is not there is null."""
+    """JSON has no NaN: it becomes null."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

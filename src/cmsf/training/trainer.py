@@ -23,7 +23,7 @@ from cmsf.method.rows import Rows
 from cmsf.recipes.recipe import Resolved
 from cmsf.runs.checkpoint import CorruptCheckpoint
 from cmsf.runs.folder import RunFolder
-from cmsf.runs.log import MetricsLog, SilentLog
+from cmsf.runs.log import MetricsLog, NullLog
 from cmsf.training.batches import BatchSampler
 from cmsf.training.checkpointer import Checkpointer
 from cmsf.training.divergence import diagnose, write_diagnosis
@@ -72,7 +72,7 @@ class Trainer:
         elif folder.metrics_file.exists() and folder.metrics_file.stat().st_size:
             screen.print("there is no checkpoint, so training begins again at step 0")
         self.world.check_same(self.step, "a checkpoint of step")
-        self.log: MetricsLog | SilentLog = SilentLog()
+        self.log: MetricsLog | NullLog = NullLog()
         if self.world.is_main:
             self.log = MetricsLog(folder.metrics_file, folder.tensorboard, self.metrics_length, self.step, screen.print)
         self.since_log = self.since_epoch = Throughput(self.step)
