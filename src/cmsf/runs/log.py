@@ -112,7 +112,7 @@ class EventWriter:
 
 
 class MetricsLog:
-    """Appends to metrics.jsonl and to TensorBoard's events; a resumed run first cuts off what came after its checkpoint.
+    """Appends to metrics.jsonl and TensorBoard's events; a resumed run first cuts off what came after its checkpoint.
 
     On a full disk lines wait in memory, and events, which say the same once more, end.
     """
