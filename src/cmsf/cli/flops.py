@@ -102,7 +102,7 @@ def _told_apart(items: Sequence[str]) -> tuple[list[str], dict[str, Recipe]]:
         path = expand_user(item)
         if isdir(path):
             if not (path / "recipe.yaml").exists():
-                raise BadInput(f"{item} is no run: it has no recipe.yaml; give a folder that cmsf train wrote")
+                raise BadInput(f"{item} is not a run: it has no recipe.yaml; give a folder that cmsf train wrote")
             runs.append(item)
         elif "/" in item and not item.endswith((".yaml", ".yml")):
             raise BadInput(f"there is no run {item}; give a folder that cmsf train wrote, or a recipe")
