@@ -20,8 +20,8 @@ from PIL import Image
 from cmsf import cli
 from cmsf.cli.parser import Parser
 from cmsf.evaluation.transfer import read_suite
-from cmsf.recipes import METHODS, check_name
-from cmsf.recipes.recipe import Recipe, parse
+from cmsf.recipes import METHODS, check_recipe_name
+from cmsf.recipes.recipe import Recipe, parse_value
 
 ROOT, THIS = Path(__file__).parents[1], Path(__file__).name
 README = ROOT / "README.md"
@@ -40,7 +40,7 @@ NOT_RUN = {
     "cmsf finetune runs/few": "fine-tunes for 1,000 steps; README's cmsf finetune is run",
     "cmsf predict runs/few-classifier": FOLLOWS,
     "cmsf report runs/photos runs/msf --out ab.html": "README's is run",
-    "cmsf train cmsf-self --data photos/ --out runs/live --report": "writes the page 20 times; tests/test_report.py does",
+    "cmsf train cmsf-self --data photos/ --out runs/live --report": "tests/test_report.py does",
     "make": "sets up an environment",
 }
 """Commands that are parsed but not run, by how they begin, and why."""
@@ -179,9 +179,9 @@ def check_arguments(parser: Parser, given: list[str], where: str) -> None:
     assert not unknown, where
     settings = {name: value for name, value in vars(chosen).items() if name in Recipe.__dataclass_fields__}
     if given[0] == "train":
-        Recipe().changed({name: parse(name, value) for name, value in settings.items()})
+        Recipe().changed({name: parse_value(name, value) for name, value in settings.items()})
         if chosen.recipe is not None:
-            check_name(chosen.recipe)
+            check_recipe_name(chosen.recipe)
 
 
 def test_every_command_in_a_sentence_has_its_flags() -> None:
@@ -222,7 +222,7 @@ def test_every_recipe_that_is_mentioned_exists() -> None:
     method = re.compile(rf"({'|'.join(map(re.escape, METHODS))})([+-][a-z0-9+-]*)?")
     for page in WRITTEN_BY_HAND:
         for span in filter(method.fullmatch, code_spans(page)):
-            check_name(span)
+            check_recipe_name(span)
 
 
 def test_links_lead_somewhere() -> None:
