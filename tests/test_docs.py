@@ -39,6 +39,8 @@ NOT_RUN = {
     "cmsf evaluate runs/photos --with transfer": "starts processes; the Python block on that page searches without",
     "cmsf finetune runs/few": "fine-tunes for 1,000 steps; README's cmsf finetune is run",
     "cmsf predict runs/few-classifier": FOLLOWS,
+    "cmsf labels photos/ --corrections": "no label is suspect among so few images; tests/test_suspects.py does",
+    "cmsf train cmsf-sup --data photos/ --labels labels.csv": FOLLOWS,
     "cmsf report runs/photos runs/msf --out ab.html": "README's is run",
     "cmsf train cmsf-self --data photos/ --out runs/live --report": "tests/test_report.py does",
     "make": "sets up an environment",
