@@ -36,7 +36,7 @@ NOT_RUN = {
     "cmsf labels imagenet/": IMAGENET,
     "cmsf train cmsf-self --data in100.csv": IMAGENET,
     "cmsf evaluate runs/photos --with few-labels": "fine-tunes for 1,000 steps; tests/test_few_labels.py does",
-    "cmsf evaluate runs/photos --with transfer": "starts processes; the Python block on that page searches without",
+    "cmsf evaluate runs/photos --with transfer": "50 trials in processes; tests/test_transfer_search.py does",
     "cmsf finetune runs/few": "fine-tunes for 1,000 steps; README's cmsf finetune is run",
     "cmsf predict runs/few-classifier": FOLLOWS,
     "cmsf labels photos/ --corrections": "no label is suspect among so few images; tests/test_suspects.py does",
