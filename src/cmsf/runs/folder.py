@@ -44,85 +44,42 @@ _LOCK_SECONDS = 10.0
 """How long the children of a killed process may still hold its lock."""
 
 
+class _Entry:
+    """A file or folder of a run, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: RunFolder, owner: type[RunFolder]) -> Path:
+        return folder.path / self.name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     path: Path
 
-    @property
-    def recipe_file(self) -> Path:
-        return self.path / "recipe.yaml"
-
-    @property
-    def environment_file(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def data_file(self) -> Path:
-        return self.path / "data.parquet"
-
-    @property
-    def broken_file(self) -> Path:
-        """The images that could not be read; written with --skip-broken only."""
-        return self.path / "broken.csv"
-
-    @property
-    def backbone_file(self) -> Path:
-        return self.path / "backbone.safetensors"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def results(self) -> Path:
-        return self.path / "results"
-
-    @property
-    def features(self) -> Path:
-        """The cache of evaluations; it may be removed at any time."""
-        return self.path / "features"
-
-    @property
-    def divergence_file(self) -> Path:
-        """The diagnosis of a run that stopped because its loss or weights were NaN or inf."""
-        return self.path / "diverged.json"
-
-    @property
-    def neighbours_picture(self) -> Path:
-        return self.path / "neighbours.png"
-
-    @property
-    def head_file(self) -> Path:
-        return self.path / "head.safetensors"
-
-    @property
-    def classifier_file(self) -> Path:
-        """The classes of a classifier, and how it was trained."""
-        return self.path / "classifier.json"
-
-    @property
-    def confusion_file(self) -> Path:
-        return self.path / "confusion.csv"
-
-    @property
-    def confusion_picture(self) -> Path:
-        return self.path / "confusion.png"
-
-    @property
-    def calibration_picture(self) -> Path:
-        return self.path / "calibration.png"
-
-    @property
-    def report_file(self) -> Path:
-        return self.path / "report.html"
+    recipe_file = _Entry("recipe.yaml")
+    environment_file = _Entry("environment.json")
+    metrics_file = _Entry("metrics.jsonl")
+    data_file = _Entry("data.parquet")
+    broken_file = _Entry("broken.csv")
+    """The images that could not be read; written with --skip-broken only."""
+    backbone_file = _Entry("backbone.safetensors")
+    checkpoints = _Entry("checkpoints")
+    tensorboard = _Entry("tensorboard")
+    results = _Entry("results")
+    features = _Entry("features")
+    """The cache of evaluations; it may be removed at any time."""
+    divergence_file = _Entry("diverged.json")
+    """The diagnosis of a run that stopped because its loss or weights were NaN or inf."""
+    neighbours_picture = _Entry("neighbours.png")
+    head_file = _Entry("head.safetensors")
+    classifier_file = _Entry("classifier.json")
+    """The classes of a classifier, and how it was trained."""
+    confusion_file = _Entry("confusion.csv")
+    confusion_picture = _Entry("confusion.png")
+    calibration_picture = _Entry("calibration.png")
+    report_file = _Entry("report.html")
 
     def exists(self) -> bool:
         return os.path.exists(self.recipe_file)  # False where its folder cannot be read
