@@ -37,7 +37,8 @@ class NeighborGraph:
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields rows and similarities of some images at a time, like `k_nearest`."""
-        yield from zip(self.row.split(_BATCH), self.similarity.double().split(_BATCH), strict=True)
+        for row, similarity in zip(self.row.split(_BATCH), self.similarity.split(_BATCH), strict=True):
+            yield row, similarity.double()
 
 
 def build_graph(train: Float[Tensor, "n f"], others: Float[Tensor, "m f"] | None, k: int) -> NeighborGraph:

@@ -125,12 +125,12 @@ def _bank_purity(learner: Learner, data: Dataset, seed: int) -> list[Stat]:
     if search is None or not learner.loss_fn.selects_neighbours or not len(query):
         return []
     chosen = bank.search(query, search.constraint, search.k, search.include_query)
-    seen = neighbourhood_stats(query, bank, search.constraint, chosen, data.train.truth, search.include_query)
-    shares = [100 * float(purity.nanmean()) for purity in (seen.constrained, seen.unconstrained, seen.as_far)]
+    stats = neighbourhood_stats(query, bank, search.constraint, chosen, data.train.truth, search.include_query)
+    shares = [100 * float(purity.nanmean()) for purity in (stats.constrained, stats.unconstrained, stats.as_far)]
     if any(map(math.isnan, shares)):
         return []
     note = (
-        f"of C; {shares[1]:.0f} % of as many of M; {shares[2]:.0f} % as far out in M, to rank {median_rank(seen.rank)}"
+        f"of C; {shares[1]:.0f} % of as many of M; {shares[2]:.0f} % as far out in M, to rank {median_rank(stats.rank)}"
     )
     return [Stat("purity of the last bank", f"{shares[0]:.0f} %", note)]
 
@@ -196,10 +196,10 @@ def collect_suspects(pool: PoolBuilder) -> tuple[tuple[tuple[int, Suspect], ...]
     )
     if len(listed) < len(suspects):
         about += f" The likeliest {len(listed)} are here; cmsf suspects writes them all."
-    hits = compare_with_truth(labelled, THRESHOLD)
-    if hits is not None:
+    counts = compare_with_truth(labelled, THRESHOLD)
+    if counts is not None:
         about += (
-            f" By the truth {hits.wrong:,} labels are wrong: {100 * hits.precision:.1f} % of the suspects are "
-            f"(precision), and {100 * hits.recall:.1f} % of the wrong ones are suspects (recall)."
+            f" By the truth {counts.wrong:,} labels are wrong: {100 * counts.precision:.1f} % of the suspects are "
+            f"(precision), and {100 * counts.recall:.1f} % of the wrong ones are suspects (recall)."
         )
     return tuple((pool.add(suspect.index), suspect) for suspect in listed), about, []
