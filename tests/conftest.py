@@ -21,6 +21,7 @@ LONGEST = (
     "test_precision",
     "test_checkpoint",
     "test_cli",
+    "test_docs",
     "test_finetune",
 )
 """Files that take long come first: the others fill up the time in which a worker has nothing else left to do."""
