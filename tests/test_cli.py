@@ -286,12 +286,13 @@ def test_few_labels_may_be_given_as_lists_and_searches_kept_in_a_database(
     capsys.readouterr()
     assert main(["evaluate", str(out), *arguments, "--storage", database, "--workers", "1", "--threads", "1"]) == 0
     assert "few linear" in capsys.readouterr().out
-    result = json.loads((out / "results" / "few-labels-few.json").read_text())
+    run = cmsf.Run(out)
+    result = run.result("few-labels", lists=[few])
     assert 10 < result["protocol"]["train images"]["few"] <= 20  # a tenth of all is held out
     assert {"torch", "threads", "device", "commit"} <= result.keys()
     assert (tmp_path / "search.db").exists()
-    assert "sqlite" not in (out / "results" / "transfer-suite.json").read_text()
-    assert "data" not in json.loads((out / "results" / "transfer-suite.json").read_text())
+    assert "sqlite" not in run.result_file("transfer", suite=suite).read_text()
+    assert "data" not in run.result("transfer", suite=suite)
     assert "two lists" in refusal(capsys, "evaluate", out, "--with", "few-labels", "--few", few, few)
 
 
