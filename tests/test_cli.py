@@ -321,9 +321,9 @@ def test_transfer_from_a_suite_leaves_its_journal_and_goes_on_from_it(
     suite.write_text(f"bars: {bars}\n")
     arguments = ["evaluate", str(out), "--with", "transfer", "--suite", str(suite), "--workers", "1"]
     assert main([*arguments, "--trials", "3"]) == 0
-    first = json.loads((out / "results" / "transfer-suite.json").read_text())
+    first = cmsf.Run(out).result("transfer", suite=suite)
     assert main([*arguments, "--trials", "5"]) == 0
-    second = json.loads((out / "results" / "transfer-suite.json").read_text())
+    second = cmsf.Run(out).result("transfer", suite=suite)
     assert "bars" in capsys.readouterr().out
     counts = [sum(one["protocol"]["data sets"]["bars"]["trials"].values()) for one in (first, second)]
     assert counts == [3, 5]
