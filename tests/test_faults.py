@@ -94,7 +94,7 @@ def test_a_signal_in_mid_epoch_beside_workers_and_a_save_stops_at_once_and_loses
         said = process.communicate(timeout=PATIENCE)[1]
         assert time.monotonic() - asked < 10
         assert process.returncode == code, said
-        assert "after a checkpoint; the same command goes on" in said
+        assert "after a checkpoint; the same command resumes" in said
         assert "Traceback" not in said
         assert last <= state(cmsf.Run(out))["progress"]["step"] == metrics(cmsf.Run(out))[-1]["step"]
         with pytest.raises(ProcessLookupError):
@@ -355,7 +355,7 @@ def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_again(
 ) -> None:
     shutil.rmtree(stopped / "checkpoints")
     run = cmsf.resume(stopped)
-    assert "there is no checkpoint, so it begins again at step 0" in capsys.readouterr().err
+    assert "there is no checkpoint, so training begins again at step 0" in capsys.readouterr().err
     assert_same_run(whole_of_six, run)
 
 

@@ -207,7 +207,7 @@ def test_a_group_that_is_interrupted_saves_and_leaves_no_worker_behind(photos: P
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in said
-    assert "the same command goes on" in said
+    assert "the same command resumes" in said
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
 
