@@ -608,7 +608,7 @@ def test_two_ranks_with_shuffle_bn_have_the_same_weights_and_a_stopped_run_of_th
     ("environment", "message"),
     [
         ({"RANK": "x", "WORLD_SIZE": "2"}, "are not a rank and a world size"),
-        ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK 5 is not below WORLD_SIZE 2"),
+        ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK 5 is out of range for WORLD_SIZE 2"),
     ],
 )
 def test_a_launcher_that_says_nonsense_is_told_so(environment: dict[str, str], message: str) -> None:

@@ -80,12 +80,12 @@ class World:
                     )
                 except ValueError:
                     raise BadInput(
-                        f"{rank} {environment[rank]} and {size} {environment[size]} are not a rank and a world size; start "
-                        "them by torchrun, or unset these variables"
+                        f"{rank} {environment[rank]} and {size} {environment[size]} are not a rank and a world size; "
+                        "start the processes by torchrun, or unset these variables"
                     ) from None
                 if not 0 <= world.rank < world.size:
                     raise BadInput(
-                        f"{rank} {world.rank} is not below {size} {world.size}; start the processes by torchrun"
+                        f"{rank} {world.rank} is out of range for {size} {world.size}; start the processes by torchrun"
                     )
                 if not world.alone:
                     return world
