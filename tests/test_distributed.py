@@ -574,14 +574,14 @@ def test_two_ranks_that_collapse_say_so_once_and_stop_after_a_checkpoint(bars: P
 
 def with_weights_kept(place: Path, stop: int | None, arguments: list[str]) -> int:
     """Each process keeps the parameters that it has at the end."""
-    whole = Trainer.run
+    whole = Trainer.fit
 
     def run(self: Trainer) -> None:
         whole(self)
         weights = {name: weight.detach() for name, weight in self.learner.encoders.named_parameters()}
         torch.save(weights, place / f"{self.world.rank}.pt")
 
-    Trainer.run = run  # type: ignore[method-assign]
+    Trainer.fit = run  # type: ignore[method-assign]
     return main(arguments) if stop is None else stopped_at(stop, arguments)
 
 
