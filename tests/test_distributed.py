@@ -574,14 +574,14 @@ def test_two_ranks_that_collapse_say_so_once_and_stop_after_a_checkpoint(bars: P
 
 def with_weights_kept(place: Path, stop: int | None, arguments: list[str]) -> int:
     """Each process keeps the parameters that it has at the end."""
-    whole = Trainer.run
+    whole = Trainer.fit
 
     def run(self: Trainer) -> None:
         whole(self)
         weights = {name: weight.detach() for name, weight in self.learner.encoders.named_parameters()}
         torch.save(weights, place / f"{self.world.rank}.pt")
 
-    Trainer.run = run  # type: ignore[method-assign]
+    Trainer.fit = run  # type: ignore[method-assign]
     return main(arguments) if stop is None else stopped_at(stop, arguments)
 
 
@@ -607,8 +607,8 @@ def test_two_ranks_with_shuffle_bn_have_the_same_weights_and_a_stopped_run_of_th
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"RANK": "x", "WORLD_SIZE": "2"}, "are no numbers of processes"),
-        ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK 5 is none of WORLD_SIZE 2"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "are not a rank and a world size"),
+        ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK 5 is out of range for WORLD_SIZE 2"),
     ],
 )
 def test_a_launcher_that_says_nonsense_is_told_so(environment: dict[str, str], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Where target embeddings are kept: the ring that is searched, and the cache of one row an image."""
+"""Stores of target embeddings: the memory bank that is searched, and the cache of one row an image."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MemoryBank(nn.Module):
         dtype: torch.dtype = torch.float32,
         vectors: int | None = None,
     ) -> None:
-        """vectors: how many of the rows have their embeddings and companions here; None: all."""
+        """vectors: how many rows have their embeddings and companions in this process; None: all."""
         super().__init__()
         held = size if vectors is None else vectors
         nan = torch.nan
@@ -58,7 +58,7 @@ class MemoryBank(nn.Module):
 
     @torch.no_grad()
     def enqueue(self, rows: Rows) -> None:
-        """Write the rows over the oldest ones; older rows of the same images retire."""
+        """Writes the rows over the oldest ones; older rows of the same images are retired."""
         count = len(rows)
         if count > self.size:
             raise ValueError(
@@ -77,12 +77,12 @@ class MemoryBank(nn.Module):
         self.index[slot] = rows.index
         self.label[slot] = UNKNOWN if rows.label is None else rows.label
         self._keep_vectors(slot, rows)
-        self._retire(slot[_again_later(rows.index)])
+        self._retire(slot[_repeated_later(rows.index)])
         self.next = (self.next + count) % self.size
         self.written = min(self.size, self.written + count)
 
     def rows(self) -> Rows:
-        """The rows written so far, as they are until the next enqueue; retired ones have index UNKNOWN."""
+        """Returns the rows written so far, valid until the next enqueue; retired ones have index UNKNOWN."""
         everything = Rows(self.embedding, self.index, self.label, self.companion)
         return everything if self.written == self.size else everything[: self.written]
 
@@ -124,12 +124,12 @@ class MemoryBank(nn.Module):
             self.companion[slot] = torch.nan
 
     def full_state_dict(self) -> dict[str, Any]:
-        """The state of the whole bank, whoever holds it; where several do, complete for the first of them alone."""
+        """Returns the state dict of the whole bank; of a sharded one, complete on the main process alone."""
         return self.state_dict()
 
-    def shard_state_dict(self, whole: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What of the state of a whole bank belongs here."""
-        return whole
+    def shard_state_dict(self, full: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the part of a full state dict that this process holds."""
+        return full
 
     def get_extra_state(self) -> dict[str, int]:
         return {"next": self.next, "written": self.written}
@@ -138,16 +138,16 @@ class MemoryBank(nn.Module):
         self.next, self.written = state["next"], state["written"]
 
 
-def _again_later(index: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
-    """Whose image comes again in the same batch: within a batch too, only the newest row of an image lives."""
+def _repeated_later(index: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
+    """Returns whose image comes again in the same batch, of which only the newest row is kept."""
     return (index[:, None] == index[None, :]).triu(1).any(1)
 
 
 class EmbeddingCache:
     """The last target embedding of every image, in CPU memory because it is as long as the data.
 
-    NaN stands for an image not seen yet. Of several processes, each keeps its share of the images. `changed` marks what
-    was written since all of it was copied, so that a checkpoint need not hold all of it.
+    NaN stands for an image not seen yet. Each process holds its shard of the images. `changed` marks what was written
+    since the last snapshot, so that a checkpoint can hold the changes alone.
     """
 
     def __init__(self, images: int, dim: int, dtype: torch.dtype = torch.float32, world: World = World()) -> None:
@@ -157,35 +157,35 @@ class EmbeddingCache:
         self.changed = torch.zeros(share, dtype=torch.bool)
 
     def swap(self, rows: Rows) -> Float[Tensor, "n d"]:
-        """Hand out what was remembered of these images, then remember what they are now; all ask for the same."""
+        """Returns the stored embeddings of these images and stores the new ones; all processes pass the same rows."""
         index = rows.index.cpu()
-        kept_here = index % self.world.size == self.world.rank
-        place, here = index[kept_here] // self.world.size, kept_here.to(rows.index.device)
-        remembered = torch.zeros_like(rows.embedding)
-        remembered[here] = self.embedding[place].to(rows.embedding)
+        held = index % self.world.size == self.world.rank
+        place, here = index[held] // self.world.size, held.to(rows.index.device)
+        stored = torch.zeros_like(rows.embedding)
+        stored[here] = self.embedding[place].to(rows.embedding)
         self.embedding[place] = rows.embedding[here].detach().to(self.embedding)
         self.changed[place] = True
-        return self.world.all_reduce(remembered)  # nothing but zeros from those who do not keep an image
+        return self.world.all_reduce(stored)  # zeros from the processes that do not hold an image
 
     def snapshot(self) -> Tensor | None:
-        """A copy of all images' embeddings, for the first process alone; from now on changes are counted anew."""
+        """Returns a copy of all embeddings, on the main process alone, and resets `changed`."""
         self.changed.fill_(False)
         return self.world.gather_shards(self.embedding.clone())
 
     def changes(self) -> tuple[Tensor, Tensor]:
-        """Which images were written since all of it was copied, and what; for the first process, of all processes."""
+        """Returns indices and embeddings written since the last snapshot; on the main process, of all processes."""
         place = self.changed.nonzero()[:, 0]
         return self.world.gather_to_main(place * self.world.size + self.world.rank), self.world.gather_to_main(
             self.embedding[place]
         )
 
     def load_snapshot(self, embedding: Float[Tensor, "n d"]) -> None:
-        """Take up what `whole` has copied."""
+        """Restores a snapshot."""
         self.embedding.copy_(self.world.shard(embedding))
         self.changed.fill_(False)
 
     def load_changes(self, index: Int[Tensor, " m"], embedding: Float[Tensor, "m d"]) -> None:
-        """Take up what `changes` has copied."""
+        """Restores changes on top of a snapshot."""
         here = index % self.world.size == self.world.rank
         place = index[here] // self.world.size
         self.embedding[place], self.changed[place] = embedding[here], True

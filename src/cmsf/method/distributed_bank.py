@@ -1,4 +1,4 @@
-"""A bank that several processes search: each for its share of the queries, or each in its share of the rows."""
+"""Banks of several processes: each searches for its share of the queries, or in its shard of the rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _VECTORS = ("embedding", "companion")
 
 
 class ReplicatedBank(MemoryBank):
-    """Every process holds all rows, and searches for its share of the queries."""
+    """Every process holds all rows and searches for its share of the queries."""
 
     def __init__(self, world: World, size: int, dim: int, companion_dim: int | None = None, **options: Any) -> None:
         super().__init__(size, dim, companion_dim, **options)
@@ -37,18 +37,18 @@ class ReplicatedBank(MemoryBank):
 
     @torch.no_grad()
     def search(self, query: Rows, constraint: Constraint, k: int | None, include_query: bool = True) -> Neighbours:
-        """S_i of every query; everybody asks for all of them."""
+        """Returns S_i of every query; all processes pass the same queries."""
         mine = super().search(query[self.world.chunk(len(query))], constraint, k, include_query)
         row = None if mine.row is None else self.world.gather(mine.row)
         return Neighbours(row, self.world.gather(mine.count), self.world.gather(mine.mean))
 
 
 class ShardedBank(MemoryBank):
-    """Every process holds its share of the embeddings and companions, and searches it for all queries.
+    """Every process holds a shard of the embeddings and companions, and searches it for all queries.
 
-    What each has found is merged, so the result is that of one bank, while memory and time are divided. Slots are dealt
-    out one by one, so that all shares fill at once. Indices and labels, which are small, everybody has of all rows;
-    positions are those in the whole bank.
+    The results are merged, so they are those of one bank, while memory and time are divided. Slots are dealt out one by
+    one, so that all shards fill at once. Indices and labels, which are small, every process has of all rows; positions
+    are those in the whole bank.
     """
 
     def __init__(self, world: World, size: int, dim: int, companion_dim: int | None = None, **options: Any) -> None:
@@ -56,14 +56,14 @@ class ShardedBank(MemoryBank):
         self.world = world
 
     def rows(self) -> Rows:
-        """The rows that are held here, as far as they are written."""
+        """Returns the rows of this shard that are written."""
         index, label = (self.world.shard(column[: self.written]) for column in (self.index, self.label))
         companion = None if self.companion is None else self.companion[: len(index)]
         return Rows(self.embedding[: len(index)], index, label, companion)
 
     @torch.no_grad()
     def search(self, query: Rows, constraint: Constraint, k: int | None, include_query: bool = True) -> Neighbours:
-        """S_i of every query; everybody asks for all of them."""
+        """Returns S_i of every query; all processes pass the same queries."""
         if not self.written:
             return Neighbours.none(query, k)
         rows = self.rows()
@@ -77,7 +77,7 @@ class ShardedBank(MemoryBank):
             row, total, count = None, *sum_all(query, rows, candidates, own)
         else:
             near = candidates.nearest(query, rows, k, own)
-            row = self._best(query.embedding, rows.embedding, rows.index, near, own)
+            row = self._merge(query.embedding, rows.embedding, rows.index, near, own)
             here = self._here(row)
             total, count = masked_sum(rows.embedding[self._place(row)], here), here.sum(1)
         total, count = self.world.all_reduce(total), self.world.all_reduce(count)
@@ -95,19 +95,19 @@ class ShardedBank(MemoryBank):
         collected = {name: self.world.gather_shards(held.cpu()) for name, held in vectors.items() if held is not None}
         return self.state_dict() | collected
 
-    def shard_state_dict(self, whole: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {name: self.world.shard(x) if name in _VECTORS else x for name, x in whole.items()}
+    def shard_state_dict(self, full: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {name: self.world.shard(x) if name in _VECTORS else x for name, x in full.items()}
 
     def _merge_companions(self, query: Rows, position: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
-        """Those of the nearest companions here that are among the nearest of all."""
+        """Keeps those of this shard's nearest companions that are among the nearest of all shards."""
         rows = self.rows()
         assert query.companion is not None
         assert rows.companion is not None
         own = OwnRow(rows.positions_of(query.index))
-        best = self._best(query.companion, rows.companion, rows.index, position, own)
+        best = self._merge(query.companion, rows.companion, rows.index, position, own)
         return torch.where(self._here(best), self._place(best), UNKNOWN)
 
-    def _best(
+    def _merge(
         self,
         vector: Float[Tensor, "b d"],
         held: Float[Tensor, "n d"],
@@ -115,19 +115,19 @@ class ShardedBank(MemoryBank):
         near: Int[Tensor, "b k"],
         own: OwnRow,
     ) -> Int[Tensor, "b k"]:
-        """The nearest of what everybody has found near, as many as one has found: as positions in the whole bank."""
-        there = near != UNKNOWN
+        """Merges the nearest rows of all shards to as many as each has found, as positions in the whole bank."""
+        valid = near != UNKNOWN
         similarity = (held[near] @ vector[:, :, None])[:, :, 0]
-        similarity = own.apply_to(similarity, near).masked_fill(~there, -torch.inf)
-        position = torch.where(there, near * self.world.size + self.world.rank, UNKNOWN)
-        similarity, image, position = (self.world.gather(found.T).T for found in (similarity, index[near], position))
+        similarity = own.apply_to(similarity, near).masked_fill(~valid, -torch.inf)
+        position = torch.where(valid, near * self.world.size + self.world.rank, UNKNOWN)
+        similarity, image, position = (self.world.gather(column.T).T for column in (similarity, index[near], position))
         return translate(top(similarity, image, near.shape[1]), position)
 
     def _here(self, position: Int[Tensor, "*b"]) -> Bool[Tensor, "*b"]:
         return (position != UNKNOWN) & (position % self.world.size == self.world.rank)
 
     def _place(self, position: Int[Tensor, "*b"]) -> Int[Tensor, "*b"]:
-        """Where a row is here; the first place for one that is not, which nobody looks at."""
+        """Returns where a row is in this shard; 0 for rows of other shards, to be masked by the caller."""
         return torch.where(self._here(position), position // self.world.size, 0)
 
     def _keep_vectors(self, slot: Int[Tensor, " n"], rows: Rows) -> None:

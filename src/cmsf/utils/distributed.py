@@ -1,7 +1,7 @@
-"""Several processes that compute what one would: the only file that speaks to torch.distributed.
+"""Training in several processes, with the result of one: the only module that calls torch.distributed.
 
-Every process holds an equal share of each batch, in the order of their ranks. What they made of it is gathered, so each
-computes the loss of the whole batch; each sends the gradient back through its own share, and these add up.
+Each process holds an equal share of every batch, in the order of ranks. Encoder outputs are gathered, so each computes
+the loss of the whole batch; the gradient goes back through its own share alone, and gradients are summed.
 """
 
 from __future__ import annotations
@@ -28,20 +28,18 @@ from cmsf.utils.text import first_line
 T = TypeVar("T")
 
 _PATIENCE = timedelta(hours=12)
-"""How long one may wait for another, who may be judging a network by a million images; gloo notices a dead one."""
+"""Timeout of a collective: the main process may validate on a million images; gloo notices a dead process."""
 _MEETING = timedelta(minutes=30)
-"""How long they may take to start."""
+"""Timeout of the rendezvous."""
 _BUCKET = 2**25
-"""How many gradients travel at a time: 128 MB of float32."""
-
-
+"""Gradients in one all-reduce: 128 MB of float32."""
 _BAD, _FULL = 1, 2
-"""What has stopped a process, as a number; above them, signals."""
+"""Why a process failed, as a number; signal numbers are added to _FULL."""
 _GONE = "another process of the run is gone"
 
 
 class FullDiskElsewhere(FullDisk, FailedElsewhere):
-    """The process that writes has no room for it."""
+    """The disk is full for the process that writes."""
 
 
 class ProcessLost(Exception):
@@ -50,9 +48,9 @@ class ProcessLost(Exception):
 
 @dataclass(frozen=True)
 class World:
-    """This process among those that train together; alone, it gathers what is there already.
+    """This process and the size of its process group; with one process, every collective returns its input.
 
-    local_rank and local_size: the same among those on this machine.
+    local_rank, local_size: the same among the processes of this machine.
     """
 
     rank: int = 0
@@ -82,12 +80,12 @@ class World:
                     )
                 except ValueError:
                     raise BadInput(
-                        f"{rank} {environment[rank]} and {size} {environment[size]} are no numbers of processes; start "
-                        "them by torchrun, or unset these variables"
+                        f"{rank} {environment[rank]} and {size} {environment[size]} are not a rank and a world size; "
+                        "start the processes by torchrun, or unset these variables"
                     ) from None
                 if not 0 <= world.rank < world.size:
                     raise BadInput(
-                        f"{rank} {world.rank} is none of {size} {world.size}; start the processes by torchrun"
+                        f"{rank} {world.rank} is out of range for {size} {world.size}; start the processes by torchrun"
                     )
                 if not world.alone:
                     return world
@@ -99,17 +97,17 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process is the one that writes and speaks."""
+        """Whether this process writes files and messages."""
         return self.rank == 0
 
     def chunk(self, count: int) -> slice:
-        """This process's share of so many things; shares differ by one at most."""
+        """Returns the contiguous share of this process of `count` items; shares differ by one at most."""
         return _share(count, self.rank, self.size)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Everybody's rows, in the order of the ranks; the gradient goes back to one's own alone.
+        """Gathers the rows of all processes, in the order of ranks; the gradient goes back to its own rows alone.
 
-        That is right where everybody computes the same of them, and what comes of it is added up later.
+        That is right where every process computes the same loss of them and the gradients are summed later.
         """
         if self.alone:
             return rows
@@ -117,44 +115,44 @@ class World:
         return gathered
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over all processes; the gradient too is everybody's."""
+        """Returns the sum over all processes; its gradient is summed too."""
         if self.alone:
             return tensor
         total: Tensor = _Sum.apply(tensor)
         return total
 
     def all_reduce_max(self, *numbers: int) -> tuple[int, ...]:
-        """The largest of everybody's numbers, one by one."""
+        """Returns the elementwise maximum over all processes."""
         if self.alone:
             return numbers
         box = torch.tensor([int(number) for number in numbers])
-        with _noticing_a_loss():
+        with _process_lost():
             dist.all_reduce(box, dist.ReduceOp.MAX)
         return tuple(box.tolist())
 
     def fail_together(self, work: Callable[[], T]) -> T:
-        """Do what may fail or be interrupted in one process alone: then all of them stop at the same place."""
-        trouble: BadInput | Interrupted | None = None
+        """Runs work that may fail or be interrupted in one process; then all processes raise at the same place."""
+        failure: BadInput | Interrupted | None = None
         try:
             done = work()
         except (BadInput, Interrupted) as error:
-            trouble = error
-        # Of those in the worst trouble, the first one says what it is.
-        mine = _gravity(trouble) * self.size + self.size - 1 - self.rank if trouble is not None else 0
+            failure = error
+        # Of the processes with the most severe failure, the lowest rank reports it.
+        mine = _severity(failure) * self.size + self.size - 1 - self.rank if failure is not None else 0
         (worst,) = self.all_reduce_max(mine)
         kind = worst // self.size
-        if trouble is not None and mine == worst:
-            raise trouble
+        if failure is not None and mine == worst:
+            raise failure
         if kind > _FULL:
             raise Interrupted(kind - _FULL)
         if worst:
             raise (FullDiskElsewhere if kind == _FULL else FailedElsewhere)(
-                "another process of the run has stopped, and says why"
+                "another process of the run has failed; its message says why"
             )
         return done
 
     def check_same(self, number: int, what: str) -> None:
-        """Refuse to go on where processes differ in a number."""
+        """Raises BadInput where processes differ in a number."""
         most, least = self.all_reduce_max(number, -number)
         if most != -least:
             raise BadInput(
@@ -163,72 +161,72 @@ class World:
             )
 
     def all_reduce_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add up what everybody's share of the batch asks for."""
+        """Sums the gradients over all processes, in buckets."""
         if self.alone:
             return
-        for some in _buckets([parameter.grad for parameter in parameters if parameter.grad is not None]):
-            flat = torch.cat([gradient.reshape(-1) for gradient in some])
-            with _noticing_a_loss():
+        for bucket in _buckets([parameter.grad for parameter in parameters if parameter.grad is not None]):
+            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+            with _process_lost():
                 dist.all_reduce(flat)
-            for gradient, total in zip(some, flat.split([gradient.numel() for gradient in some]), strict=True):
+            for gradient, total in zip(bucket, flat.split([gradient.numel() for gradient in bucket]), strict=True):
                 gradient.copy_(total.view_as(gradient))
 
     def broadcast(self, module: nn.Module) -> None:
-        """Make a module's weights and buffers those of the first process."""
+        """Copies the main process's weights and buffers to all processes."""
         if self.alone:
             return
         for value in module.state_dict().values():
             if isinstance(value, Tensor):
-                with _noticing_a_loss():
+                with _process_lost():
                     dist.broadcast(value, src=0)
 
     def shard(self, whole: Tensor) -> Tensor:
-        """This process's share of rows that are dealt out one by one, so that all shares fill at once."""
+        """Returns every size-th row from `rank` on: the shard of this process, so that all shards fill at once."""
         return whole[self.rank :: self.size]
 
     def unshard_order(self, count: int) -> Tensor:
-        """Where each of so many things is, once all shares of them lie one behind the other."""
+        """Returns where each of `count` rows is in the concatenation of all shards."""
         place = torch.arange(count)
         return torch.cat([place[rank :: self.size] for rank in range(self.size)]).argsort()
 
     def gather_shards(self, share: Tensor) -> Tensor | None:
-        """The rows that were dealt out, in their order, for the first process; for others None."""
+        """Returns the rows of all shards in their order on the main process, None on others."""
         if self.alone:
             return share
-        room, lengths = self._at_first(share)
+        room, lengths = self._gather_padded(share)
         return torch.stack(room, dim=1).flatten(0, 1)[: sum(lengths)] if self.is_main else None
 
     def gather_to_main(self, rows: Tensor) -> Tensor:
-        """Everybody's rows, one behind the other, for the first process; for others their own."""
+        """Returns the rows of all processes, concatenated, on the main process; on others their own."""
         if self.alone:
             return rows
-        room, lengths = self._at_first(rows)
-        return torch.cat([some[:length] for some, length in zip(room, lengths, strict=True)]) if self.is_main else rows
+        room, lengths = self._gather_padded(rows)
+        return torch.cat([part[:length] for part, length in zip(room, lengths, strict=True)]) if self.is_main else rows
 
     def barrier(self) -> None:
-        """Until everybody is here."""
+        """Waits for all processes."""
         self.all_reduce_max(0)
 
     def _lengths(self, rows: Tensor) -> list[int]:
         boxes = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
-        with _noticing_a_loss():
+        with _process_lost():
             dist.all_gather(boxes, torch.tensor([len(rows)]))
         return [int(box) for box in boxes]
 
-    def _at_first(self, rows: Tensor) -> tuple[list[Tensor], list[int]]:
+    def _gather_padded(self, rows: Tensor) -> tuple[list[Tensor], list[int]]:
         lengths = self._lengths(rows)
         room = [rows.new_empty(max(lengths), *rows.shape[1:]) for _ in lengths] if self.is_main else []
-        with _noticing_a_loss():
+        with _process_lost():
             dist.gather(_padded(rows, max(lengths)), room or None, dst=0)
         return room, lengths
 
     def _gathered(self, rows: Tensor) -> tuple[Tensor, slice]:
         lengths = self._lengths(rows)
         room = [rows.new_empty(max(lengths), *rows.shape[1:]) for _ in lengths]
-        with _noticing_a_loss():
+        with _process_lost():
             dist.all_gather(room, _padded(rows, max(lengths)))
         first = sum(lengths[: self.rank])
-        whole = torch.cat([some[:length] for some, length in zip(room, lengths, strict=True)])
+        whole = torch.cat([part[:length] for part, length in zip(room, lengths, strict=True)])
         return whole, slice(first, first + len(rows))
 
 
@@ -246,24 +244,24 @@ class _Gather(torch.autograd.Function):
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, tensor: Tensor) -> Tensor:
-        return _added_up(tensor)
+        return _all_reduce(tensor)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Tensor:
-        return _added_up(gradient)
+        return _all_reduce(gradient)
 
 
-def _added_up(tensor: Tensor) -> Tensor:
+def _all_reduce(tensor: Tensor) -> Tensor:
     total = tensor.detach().clone(memory_format=torch.contiguous_format)
-    with _noticing_a_loss():
+    with _process_lost():
         dist.all_reduce(total)
     return total
 
 
-def _gravity(trouble: BadInput | Interrupted | None) -> int:
-    if isinstance(trouble, Interrupted):
-        return _FULL + trouble.signal_number
-    return 0 if trouble is None else _FULL if isinstance(trouble, FullDisk) else _BAD
+def _severity(failure: BadInput | Interrupted | None) -> int:
+    if isinstance(failure, Interrupted):
+        return _FULL + failure.signal_number
+    return 0 if failure is None else _FULL if isinstance(failure, FullDisk) else _BAD
 
 
 def _share(count: int, rank: int, size: int) -> slice:
@@ -279,23 +277,23 @@ def _padded(rows: Tensor, length: int) -> Tensor:
 
 
 def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
-    some: list[Tensor] = []
+    bucket: list[Tensor] = []
     for gradient in gradients:
-        if some and sum(map(Tensor.numel, some)) + gradient.numel() > _BUCKET:
-            yield some
-            some = []
-        some.append(gradient)
-    if some:
-        yield some
+        if bucket and sum(map(Tensor.numel, bucket)) + gradient.numel() > _BUCKET:
+            yield bucket
+            bucket = []
+        bucket.append(gradient)
+    if bucket:
+        yield bucket
 
 
 @contextmanager
-def _noticing_a_loss() -> Iterator[None]:
+def _process_lost() -> Iterator[None]:
     try:
         yield
     except dist.DistError as error:
         raise ProcessLost(_GONE) from error
-    except RuntimeError as error:  # gloo's own, which has no class of its own
+    except RuntimeError as error:  # gloo's errors have no class of their own
         if "gloo" not in str(error).lower():
             raise
         raise ProcessLost(_GONE) from error
@@ -303,7 +301,7 @@ def _noticing_a_loss() -> Iterator[None]:
 
 @contextmanager
 def init_process_group(world: World, device: torch.device) -> Iterator[World]:
-    """Meet the others; where there are none, nothing happens."""
+    """Joins the process group of the run; does nothing for one process."""
     if world.alone:
         yield world
         return
@@ -314,9 +312,9 @@ def init_process_group(world: World, device: torch.device) -> Iterator[World]:
             f"{world.size} processes need a place to meet; start them by torchrun, or set MASTER_ADDR and MASTER_PORT"
         )
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    with _met():
+    with _rendezvous_errors():
         meeting = next(rendezvous("env://", world.rank, world.size, timeout=_MEETING))[0]
-        store = _of_the_living(meeting, world)
+        store = _fresh_store(meeting, world)
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=_PATIENCE)
     try:
         yield world
@@ -325,7 +323,7 @@ def init_process_group(world: World, device: torch.device) -> Iterator[World]:
 
 
 @contextmanager
-def _met() -> Iterator[None]:
+def _rendezvous_errors() -> Iterator[None]:
     try:
         yield
     except (dist.DistError, RuntimeError, ValueError) as error:
@@ -335,11 +333,11 @@ def _met() -> Iterator[None]:
         ) from None
 
 
-def _of_the_living(store: Store, world: World) -> Store:
-    """A part of the meeting place that nobody has written to before.
+def _fresh_store(store: Store, world: World) -> Store:
+    """Returns a part of the rendezvous store that no earlier process has written to.
 
-    torchrun's outlives the processes that it starts again, and where a dead one could be reached still stands in it. So
-    the first process names a part of it to those who are here now, and waits until each of them has heard it.
+    torchrun's store outlives the processes that it restarts and still holds the addresses of dead ones. So the main
+    process announces a new prefix to those that are here now, and waits until each of them has acknowledged it.
     """
     me, pause = uuid4().hex, 0.02
     store.set(f"here/{world.rank}", me)

@@ -1,4 +1,4 @@
-"""What every objective has in common: what it asks of a step, what it is given, and what it says."""
+"""The base class of losses: what a loss needs of a step, its inputs and its output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cmsf.utils.constants import UNKNOWN
 
 FIRST, SECOND, THIRD, EXTRA, SUPPORT = 0, 1, 2, 3, 128
 """The views by number: T1 and T2 of every image, T1 of it once more, from EXTRA on the small crops, and T1 of the
-labelled images that an objective asks for beside the batch."""
+labelled images that a loss needs beside the batch."""
 
 ViewGroup = tuple[int, ...]
 """Views that go through an encoder as one batch, so that BatchNorm sees them as one."""
@@ -29,11 +29,11 @@ ViewGroup = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Step:
-    """One step, as far as the objective has asked for it.
+    """The inputs of a loss, as far as it has declared that it needs them.
 
-    query: the embeddings of the first view that was asked for, without gradient, with what is known of the images.
+    query: the embeddings of the first view, without gradient, with labels or companions.
     bank: what to compare with; empty where the loss keeps none.
-    online, target: what each encoder made of each view.
+    online, target: the output of each encoder for each view.
     support: the labelled images of SUPPORT.
     """
 
@@ -45,12 +45,12 @@ class Step:
 
     @cached_property
     def rows(self) -> Rows:
-        """The rows of the bank, for those who compare with every one of them."""
+        """The rows of the bank, for losses that compare with every one of them."""
         return self.bank.rows()
 
     @property
     def others(self) -> Bool[Tensor, "b n"]:
-        """Which rows of the bank are there, and of another image than the query."""
+        """Which rows of the bank exist and are of another image than the query."""
         return self.rows.exists & (self.rows.index != self.query.index[:, None])
 
     @property
@@ -60,13 +60,13 @@ class Step:
     @property
     def support_label(self) -> Int[Tensor, " s"]:
         if self.support is None:
-            raise ValueError("this objective needs labelled images beside the batch; give Step(..., support=...)")
+            raise ValueError("this loss needs labelled images beside the batch; give Step(..., support=...)")
         return _label(self.support)
 
 
 @dataclass(frozen=True)
 class LoggedSearch:
-    """The neighbours that training logs: the k nearest of this constraint (None: all of it)."""
+    """The search whose neighbours training logs: the k nearest of this constraint (None: all of it)."""
 
     constraint: Constraint = Unconstrained()
     k: int | None = 5
@@ -75,8 +75,8 @@ class LoggedSearch:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """What an objective says of a batch: the loss and its parts before weighting; the neighbours that are watched,
-    where it has chosen them itself; and what it thought of images without a label."""
+    """The loss of a batch and its parts before weighting; the neighbours to log, where the loss has searched them
+    itself; and pseudo-labels of images without a label."""
 
     loss: Float[Tensor, ""]
     parts: dict[str, Float[Tensor, ""]] = field(default_factory=dict)
@@ -84,31 +84,31 @@ class LossOutput:
     pseudo_labels: PseudoLabelOutput | None = None
 
     def scalars(self) -> dict[str, float]:
-        """The losses as numbers, by the names they have in a log."""
+        """Returns the loss and its parts as floats, by their names in the log."""
         named = {"loss": self.loss} | {f"loss_{name}": part for name, part in self.parts.items()}
         return {name: float(loss.detach()) for name, loss in named.items()}
 
 
 class Loss(ABC):
-    """What a step minimises. It declares what it needs, and the learner provides it."""
+    """What a step minimises. A loss declares what it needs, and the learner provides it."""
 
     online: tuple[ViewGroup, ...]
-    """The views that pass the online encoder, with gradient."""
+    """The views that go through the online encoder, with gradient."""
     target: tuple[ViewGroup, ...] = ()
-    """The views that pass the target encoder, without; where there are none, there is no target encoder."""
+    """The views that go through the target encoder, without gradient; none: there is no target encoder."""
     heads: ClassVar[frozenset[Literal["projector", "predictor", "classifier"]]] = frozenset({"projector"})
-    """What is put on the online encoder's features."""
+    """The heads on the online encoder's features."""
     bank: ClassVar[Literal["none", "before", "after"]] = "none"
     """Whether the queries enter a bank before the loss, and so may be their own neighbours, or after it."""
     selects_neighbours: bool = False
-    """Whether it learns from neighbours that it chooses in the bank."""
+    """Whether it pulls to, or contrasts with, neighbours found in the bank."""
     learns_from_labels: bool = False
     logged_search: LoggedSearch | None = None
-    """None where it has no bank to find neighbours in."""
+    """None where there is no bank."""
 
     @property
     def needs_support(self) -> bool:
-        """Whether it asks for labelled images beside the batch."""
+        """Whether it needs labelled images beside the batch."""
         return any(SUPPORT in views for views in self.online)
 
     @abstractmethod
@@ -118,18 +118,18 @@ class Loss(ABC):
 def masked_logits(
     vector: Float[Tensor, "b d"], rows: Rows, allowed: Bool[Tensor, "b n"], temperature: float
 ) -> tuple[Float[Tensor, "b n"], Bool[Tensor, " b"]]:
-    """Similarities to rows over the temperature, -inf where not allowed; and for which vectors any row is.
+    """Returns similarities to rows over the temperature, -inf where not allowed, and which vectors have an allowed row.
 
-    Where none is, nothing is ruled out, so that a softmax stays a number; such a vector is to be left out of the loss.
+    A vector without one keeps all its logits, so that a softmax is not NaN; it is to be left out of the loss.
     """
-    some = allowed.any(1)
+    valid = allowed.any(1)
     scores = (vector @ rows.embedding.T) / temperature
-    return scores.masked_fill(~allowed & some[:, None], -torch.inf), some
+    return scores.masked_fill(~allowed & valid[:, None], -torch.inf), valid
 
 
-def masked_mean(value: Float[Tensor, " b"], which: Bool[Tensor, " b"]) -> Float[Tensor, ""]:
-    """The mean over some of the batch; zero where there are none."""
-    return torch.where(which, value, 0).sum() / which.sum().clamp_min(1)
+def masked_mean(value: Float[Tensor, " b"], mask: Bool[Tensor, " b"]) -> Float[Tensor, ""]:
+    """Returns the mean of the values under the mask; zero where it is empty."""
+    return torch.where(mask, value, 0).sum() / mask.sum().clamp_min(1)
 
 
 def _label(rows: Rows) -> Int[Tensor, " n"]:
