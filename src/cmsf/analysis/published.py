@@ -1,4 +1,4 @@
-"""What the paper prints of compute and accuracy on ImageNet, as it prints it; `slips` says what of it cannot be."""
+"""The paper's tables of compute and accuracy on ImageNet, as printed; docs/results/errata.md lists what is wrong."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from cmsf.analysis.compute import PAPERS_PASS, Passes
 from cmsf.analysis.published import IMAGENET_IMAGES, SEMI_SUPERVISED
-from cmsf.analysis.slips import FLOPS, MAIN_BATCH, MAIN_EPOCHS, PASSES, slips
 from cmsf.utils.text import escape_unprintable, one_line, shorten
 
 if TYPE_CHECKING:  # not above: the paper's table should not wait for torch
@@ -19,15 +18,9 @@ _WIDTH, _GAP = 100, "  "
 
 
 def papers_table() -> list[str]:
-    found = slips()
-    marks = {(slip.row, slip.figure) for slip in found}
-
-    def cell(text: str, row: str, figure: str) -> str:
-        return f"{text}{'*' if (row, figure) in marks else ' '}"
-
     head = [
-        ["", "", "", "", "", "", "", "mini-", "steps/", "", "passes ", "FLOPs ", "top-1"],
-        ["", "fwd", "bwd", "batch ", "fwd", "bwd", "batch", "batch", "epoch", "epochs ", "1e8 ", "1e18 ", "%"],
+        ["", "", "", "", "", "", "", "mini-", "steps/", "", "passes", "FLOPs", "top-1"],
+        ["", "fwd", "bwd", "batch", "fwd", "bwd", "batch", "batch", "epoch", "epochs", "1e8", "1e18", "%"],
     ]
     lines = []
     for row in SEMI_SUPERVISED:
@@ -37,18 +30,16 @@ def papers_table() -> list[str]:
         lines.append(
             [
                 row.name,
-                *_three(compute.unlabelled)[:2],
-                cell(str(compute.unlabelled.batch), row.name, MAIN_BATCH),
+                *_three(compute.unlabelled),
                 *_three(compute.labelled),
                 f"{compute.mini_batch:.0f}",
                 "" if said.per_epoch is None else str(said.per_epoch),
-                cell(str(row.epochs), row.name, MAIN_EPOCHS),
-                cell(f"{compute.passes / 1e8:.2f}", row.name, PASSES),
-                cell(f"{compute.flops / 1e18:.2f}", row.name, FLOPS),
+                str(row.epochs),
+                f"{compute.passes / 1e8:.2f}",
+                f"{compute.flops / 1e18:.2f}",
                 f"{row.top_1}",
             ]
         )
-    named = [[slip.row, slip.figure, _plain(slip.printed), _plain(slip.computed), slip.why] for slip in found]
     return [
         f"ResNet-50 on ImageNet ({IMAGENET_IMAGES:,} images), 10 % of the labels: the paper's inputs, and what its own",
         f"equation makes of them: FLOPs = (forward + 2 × backward passes) × {_power(PAPERS_PASS, 1)}, backbone alone,",
@@ -56,11 +47,7 @@ def papers_table() -> list[str]:
         "",
         *_with_groups(_aligned([*head, *lines]), ("unlabelled", "labelled")),
         "",
-        "* The paper prints another figure, there or in its main table:",
-        "",
-        *_aligned([["", "", "printed", "computed", ""], *named], texts=(0, 1, 4)),
-        "",
-        "SimCLRv2 (+Self Dist), 20e18 in the main table, has no inputs in the supplement.",
+        "Where the paper prints another figure, and why: docs/results/errata.md.",
     ]
 
 
@@ -156,8 +143,8 @@ def table_of(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _aligned(lines: Sequence[Sequence[str]], texts: Sequence[int] = (0,)) -> list[str]:
-    """Columns side by side, those of text to the left; a long first column gives way to the others."""
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Columns side by side, the first to the left; where it is long, it gives way to the others."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     widths[0] = min(widths[0], max(12, _WIDTH - sum(widths[1:]) - len(_GAP) * len(widths[1:])))
     shown = []
@@ -165,15 +152,11 @@ def _aligned(lines: Sequence[Sequence[str]], texts: Sequence[int] = (0,)) -> lis
         first, *rest = line
         cells = [shorten(first, widths[0]), *rest]
         padded = [
-            cell.ljust(width) if place in texts else cell.rjust(width)
+            cell.rjust(width) if place else cell.ljust(width)
             for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
         ]
         shown.append(_GAP.join(padded).rstrip())
     return shown
-
-
-def _plain(number: float) -> str:
-    return f"{number:.0f}" if number == int(number) and number > 99 else f"{number:.4g}"
 
 
 def _power(number: float, digits: int = 2) -> str:

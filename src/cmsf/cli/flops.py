@@ -30,9 +30,10 @@ def add_parser(commands: Any) -> Parser:
         help="what training costs: the paper's table, recipes, runs",
         description="What training costs, by the paper's equation: FLOPs = (forward passes + 2 × backward passes) × "
         "those of a forward pass, through the backbone alone, a multiply-add counted as one, and a crop of K px beside "
-        "views of S px as (K / S)² of a pass. Without arguments, the paper's table from its own inputs, and what of it "
-        "does not follow from them. With recipes or runs, a row of each: for a run so far as it has come, with the "
-        "time its training took and its last 20-NN accuracy. What a pass costs is counted in the network.",
+        "views of S px as (K / S)² of a pass. Without arguments, the paper's table from its own inputs; what of it "
+        "does not follow from them is in docs/results/errata.md. With recipes or runs, a row of each: for a run so far "
+        "as it has come, with the time its training took and its last 20-NN accuracy. What a pass costs is counted in "
+        "the network.",
     )
     parser.add_argument("items", nargs="*", metavar="RECIPE | RUN", help="METHOD-SCALE, a recipe.yaml, or a run folder")
     parser.add_argument(

@@ -114,8 +114,11 @@ def _ticks(low: float, high: float) -> dict[str, float]:
     if high < _SHORT * low:
         places = [float(place) for place in MaxNLocator(_TICKS - 1).tick_values(low, high) if low <= place <= high]
         power = math.floor(math.log10(high))
-        digits = max(0, power - math.floor(math.log10(places[1] - places[0])))
-        return {f"{place / 10**power:.{digits}f}e{power}": place for place in places}
+        scaled = [place / 10**power for place in places]
+        exact = (scaled[1] - scaled[0]) / 1000
+        # Steps are of 1, 2, 2.5 or 5: the first digit of a step does not tell how many it takes.
+        digits = next(n for n in range(17) if all(abs(round(first, n) - first) < exact for first in scaled))
+        return {f"{first:.{digits}f}e{power}": place for first, place in zip(scaled, places, strict=True)}
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for leading in ((1, 2, 5), (1, 3), (1,)):
         fine = {f"{first}e{power}": first * 10.0**power for power in powers for first in leading}

@@ -1,12 +1,15 @@
-"""Where the paper's figures of compute do not follow from one another.
+"""Writes docs/results/errata.md: the paper's figures of compute that do not follow from one another.
 
 The supplement's table of FLOPs prints its inputs too, and by the supplement's own equation they give every other
-column; the main table's follow from the same inputs. What does not come out, rounded to as many digits, is a slip.
+column; the main table's follow from the same inputs. What does not come out, rounded to as many digits, is listed.
+
+    python scripts/write_errata.py
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from cmsf.analysis.compute import Compute, Passes
 from cmsf.analysis.published import (
@@ -20,6 +23,7 @@ from cmsf.analysis.published import (
     SemiSupervised,
 )
 
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "errata.md"
 MINI_BATCH, PER_EPOCH, PASSES, FLOPS = "mini-batch", "iterations an epoch", "passes, 1e8", "FLOPs, 1e18"
 MAIN_FLOPS, MAIN_BATCH, MAIN_EPOCHS = "main table's FLOPs", "main table's batch", "main table's epochs"
 RATIO, SYMMETRY = "× FLOPs of CMSF semi", "× FLOPs, symmetric loss"
@@ -70,13 +74,40 @@ _WHY = {
 }
 
 
-def printed() -> list[Printed]:
-    """All figures of compute in the paper that follow from others of it."""
+def printed_figures() -> list[Printed]:
+    """Returns all figures of compute in the paper that follow from others of it."""
     return [*(figure for row in SEMI_SUPERVISED for figure in _of_row(row)), *_ratios()]
 
 
-def slips() -> list[Printed]:
-    return [figure for figure in printed() if not figure.follows]
+def errata() -> list[Printed]:
+    return [figure for figure in printed_figures() if not figure.follows]
+
+
+def page() -> str:
+    figures, wrong = printed_figures(), errata()
+    rows = [f"| {e.row} | {e.figure} | {_plain(e.printed)} | {_plain(e.computed)} | {e.why} |" for e in wrong]
+    return "\n".join(
+        [
+            "# Errata: the paper's figures of compute",
+            "",
+            "Written by `python scripts/write_errata.py`.",
+            "",
+            f"The paper prints {len(figures)} figures of compute that follow from others of it.",
+            f"{len(wrong)} of them do not come out. Computed: by the supplement's equation, from the printed inputs.",
+            "`cmsf flops` prints the whole table as computed.",
+            "",
+            "| row | figure | printed | computed | how it may have come about |",
+            "| --- | --- | ---: | ---: | --- |",
+            *rows,
+            "",
+            "SimCLRv2 (+Self Dist), 20e18 FLOPs in the main table, has no inputs in the supplement.",
+            "",
+        ]
+    )
+
+
+def _plain(number: float) -> str:
+    return f"{number:.0f}" if number == int(number) and number > 99 else f"{number:.4g}"
 
 
 def _of_row(row: SemiSupervised) -> list[Printed]:
@@ -113,3 +144,7 @@ def _ratios() -> list[Printed]:
 
 def _of_image(passes: tuple[float, float]) -> float:
     return Compute(Passes(*passes, batch=1), iterations=1).flops
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
