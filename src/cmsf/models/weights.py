@@ -141,9 +141,9 @@ def _of_timm(name: str, backbone: str, size: int) -> dict[str, Tensor]:
             # With its head, for without it timm would leave what is missing in the file as it was drawn.
             return dict(create(name, size, pretrained=True).state_dict())
     except Exception as error:  # of the network, the Hub, its cache, the file
-        raise BadInput(
-            f"cannot get {name} from the Hugging Face Hub or its cache ({first_line(error, 200)}); give a file"
-        ) from None
+        # All of it: what does not fit stands in the lines after the first.
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise BadInput(f"cannot get {name} from the Hugging Face Hub or its cache ({reason}); give a file") from None
 
 
 def _nearest(name: str) -> str:
