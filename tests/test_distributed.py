@@ -607,8 +607,8 @@ def test_two_ranks_with_shuffle_bn_have_the_same_weights_and_a_stopped_run_of_th
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"RANK": "x", "WORLD_SIZE": "2"}, "are no numbers of processes"),
-        ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK 5 is none of WORLD_SIZE 2"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "are not numbers of processes"),
+        ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK 5 is not one of WORLD_SIZE 2"),
     ],
 )
 def test_a_launcher_that_says_nonsense_is_told_so(environment: dict[str, str], message: str) -> None:

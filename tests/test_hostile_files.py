@@ -199,7 +199,7 @@ def test_arrays_that_do_not_fit_into_memory_are_refused(tmp_path: Path, monkeypa
 
 def test_weights_that_repeat_one_number_without_end_are_refused(tmp_path: Path) -> None:
     torch.save({"stem.0.weight": torch.zeros(1).expand(2**40)}, tmp_path / "w.pt")
-    with pytest.raises(BadInput, match="is no state dict"):
+    with pytest.raises(BadInput, match="is not a state dict"):
         load_pretrained(str(tmp_path / "w.pt"), SMALL, 16)
 
 

@@ -129,14 +129,14 @@ def test_a_variant_changes_what_it_says_and_variants_add_up() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("cmsf-sup+noise-15", "no variant of a recipe is called 'noise-15'; did you mean"),
-        ("cmsf-supp+coarse", "no recipe is called 'cmsf-supp+coarse'; did you mean"),
-        ("+coarse", "no recipe is called '+coarse'"),
-        ("cmsf-sup+", "no variant of a recipe is called ''"),
+        ("cmsf-sup+noise-15", "unknown variant 'noise-15'; did you mean"),
+        ("cmsf-supp+coarse", "unknown recipe 'cmsf-supp+coarse'; did you mean"),
+        ("+coarse", "unknown recipe '+coarse'"),
+        ("cmsf-sup+", "unknown variant ''"),
         ("cmsf-sup+noise-5+noise-50", "+noise-5 and +noise-50 both set label_noise; use one of them"),
         ("cmsf-sup-small+noise-50", "did you mean cmsf-sup+noise-50-small?"),
-        ("simclr+top-20", "simclr has no use for +top-20; it is for cmsf-sup, cmsf-sup-all, cmsf-semi"),
-        ("simsiam+bank-16k-small", "simsiam has no use for +bank-16k"),
+        ("simclr+top-20", "simclr does not use +top-20; it is for cmsf-sup, cmsf-sup-all, cmsf-semi"),
+        ("simsiam+bank-16k-small", "simsiam does not use +bank-16k"),
     ],
 )
 def test_a_name_that_is_none_is_refused_with_the_nearest(name: str, message: str) -> None:

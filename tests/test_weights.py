@@ -217,8 +217,8 @@ def test_a_damaged_file_is_refused_wherever_it_ends(suffix: str, tmp_path: Path)
         (torch.zeros(3), "holds no weights"),
         ({"weight": 3}, "'weight' is of type int"),
         ({1: torch.zeros(1)}, "'1' is of type Tensor"),
-        ({"weight": torch.zeros(2, 2).to_sparse()}, "is no state dict"),
-        ({"weight": torch.zeros(2, device="meta")}, "is no state dict"),
+        ({"weight": torch.zeros(2, 2).to_sparse()}, "is not a state dict"),
+        ({"weight": torch.zeros(2, device="meta")}, "is not a state dict"),
     ],
 )
 def test_what_is_no_state_dict_is_refused(state: Any, message: str, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_what_is_not_there_is_refused_with_the_nearest_name(tmp_path: Path) -> N
         (f"{tmp_path}/gone.pt", "is not there; give a file, a run, or"),
         (f"{tmp_path}/resnet8.a1_in1k", "did you mean resnet18.a1_in1k"),
         ("resnet18.a1_in1q", "timm has no weights resnet18.a1_in1q; did you mean resnet18.a1_in1k"),
-        (str(tmp_path), "is no finished run: it has no backbone.safetensors"),
+        (str(tmp_path), "is not a finished run: it has no backbone.safetensors"),
     ):
         with pytest.raises(BadInput, match=message):
             load_pretrained(init, "resnet18", 32)

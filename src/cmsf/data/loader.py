@@ -100,7 +100,7 @@ def _load(
             if deaths == _MAX_DEATHS:
                 raise BadInput(
                     f"{deaths} times in a row, processes that decode images died before a batch was read ({error}); "
-                    f"use fewer --workers than {workers}, or find out who ends them"
+                    f"use fewer --workers than {workers}, or find out what kills them"
                 ) from None
             warn(f"a process that decodes images died ({error}); new ones read on from where it was")
 

@@ -168,7 +168,7 @@ def _of_path(path: Path) -> dict[str, Tensor]:
     if path.is_dir():
         if not (path / "backbone.safetensors").exists():
             raise BadInput(
-                f"--init {path} is no finished run: it has no backbone.safetensors; finish it, or give a file"
+                f"--init {path} is not a finished run: it has no backbone.safetensors; finish it, or give a file"
             )
         path = path / "backbone.safetensors"
     check_regular_file(path)
@@ -218,7 +218,9 @@ def _plain(state: Any, path: Path) -> dict[str, Tensor]:
     for name, value in state.items():
         if not isinstance(name, str) or not _is_plain(value):
             kind = type(value).__name__
-            raise BadInput(f"--init {path} is no state dict: {_name(name)!r} is of type {kind}; save tensors by name")
+            raise BadInput(
+                f"--init {path} is not a state dict: {_name(name)!r} is of type {kind}; save tensors by name"
+            )
     parallel = all(name.startswith(_PARALLEL) for name in state)
     return {name.removeprefix(_PARALLEL) if parallel else name: value.detach() for name, value in state.items()}
 

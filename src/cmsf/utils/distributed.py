@@ -82,12 +82,12 @@ class World:
                     )
                 except ValueError:
                     raise BadInput(
-                        f"{rank} {environment[rank]} and {size} {environment[size]} are no numbers of processes; start "
-                        "them by torchrun, or unset these variables"
+                        f"{rank} {environment[rank]} and {size} {environment[size]} are not numbers of processes; "
+                        "start them by torchrun, or unset these variables"
                     ) from None
                 if not 0 <= world.rank < world.size:
                     raise BadInput(
-                        f"{rank} {world.rank} is none of {size} {world.size}; start the processes by torchrun"
+                        f"{rank} {world.rank} is not one of {size} {world.size}; start the processes by torchrun"
                     )
                 if not world.alone:
                     return world
