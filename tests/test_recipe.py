@@ -112,6 +112,14 @@ def test_smaller_scales_have_what_the_papers_have_for_small_images() -> None:
     assert PAWS(paws.temperature, paws.sharpening) == PAWS(temperature=0.1, sharpening=0.25, smoothing=0.1)
 
 
+def test_a_recipe_file_is_found_in_ones_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.yaml").write_text(get_recipe("msf-small").to_yaml())
+    assert get_recipe("~/mine.yaml") == get_recipe("msf-small")
+    with pytest.raises(BadInput, match=r"there is no recipe file ~/other\.yaml"):
+        get_recipe("~/other.yaml")
+
+
 def test_a_variant_changes_what_it_says_and_variants_add_up() -> None:
     for name, variant in VARIANTS.items():
         for method in variant.methods:

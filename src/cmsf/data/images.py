@@ -1,4 +1,4 @@
-"""Images by a stable index that are decoded when they are asked for."""
+"""Images by a stable index, from files, arrays and other places, that are decoded when they are read."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def _cause_of_death(exit_code: int | None) -> str:
 
 
 class _PendingBatches:
-    """A batch sampler that yields again what was asked for and not answered, each time it is gone through."""
+    """A batch sampler that, when it is iterated again, first yields the batches that were not loaded."""
 
     def __init__(self, batches: Iterator[BatchIndex]) -> None:
         self._batches = batches
