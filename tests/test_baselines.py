@@ -222,10 +222,10 @@ def test_the_number_of_labelled_images_beside_a_batch_follows_the_data(
     [
         ("simclr", {"bank_size": 64}, "simclr keeps no bank, so --bank-size 64 is invalid; use auto"),
         ("moco-v2", {"bank_size": 0}, "info-nce needs a bank, so --bank-size 0 is invalid; use auto"),
-        ("simclr", {"extra_crops": 2}, "simclr has no use for --extra-crops 2; leave it out"),
-        ("simclr", {"k": 7}, "simclr has no use for --k 7; leave it out"),
-        ("xent", {"constraint": "label", "pseudo_labels": "mlp-2"}, "cross-entropy has no use for --constraint label"),
-        ("cmsf-self", {"temperature": 0.2}, "mean-shift has no use for --temperature 0.2"),
+        ("simclr", {"extra_crops": 2}, "simclr does not use --extra-crops 2; leave it out"),
+        ("simclr", {"k": 7}, "simclr does not use --k 7; leave it out"),
+        ("xent", {"constraint": "label", "pseudo_labels": "mlp-2"}, "cross-entropy does not use --constraint label"),
+        ("cmsf-self", {"temperature": 0.2}, "mean-shift does not use --temperature 0.2"),
         ("paws", {"labels_per_class": 8, "support_classes": 1}, "so --support-classes 1 is invalid; use 2 or more"),
         ("paws", {"labels_per_class": 8, "support_classes": 0}, "so --support-classes 0 is invalid; use 2 or more"),
         (

@@ -42,8 +42,8 @@ def bars(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "no command is called 'trian'; did you mean train?"),
-        (["train"], "cmsf train wants a RECIPE, or --resume RUN"),
+        (["trian"], "unknown command 'trian'; did you mean train?"),
+        (["train"], "cmsf train needs a RECIPE, or --resume RUN"),
         (["train", "msf", "--checkpoint-minutes", "-1"], "invalid value --checkpoint-minutes -1"),
         (["train", "msf", "--checkpoint-minutes", "nan"], "invalid value --checkpoint-minutes nan"),
         (["train", "msf", "--checkpoint-minutes", "often"], "invalid value --checkpoint-minutes often"),
@@ -51,8 +51,8 @@ def bars(tmp_path: Path) -> Path:
         (["train", "msf", "--on-collapse", "weep"], "invalid value --on-collapse weep; expected warn or stop"),
         (["train", "msf", "--resume", "run"], "--resume goes on with the recipe of run; leave out msf"),
         (["train", "--resume", "run", "--out", "other"], "--resume goes on in run; leave out --out other"),
-        (["train", "--resume", "nowhere"], "there is no run nowhere"),
-        (["train", "cmsf-slef"], "no recipe is called 'cmsf-slef'; did you mean cmsf-self?"),
+        (["train", "--resume", "nowhere"], "no such run: nowhere"),
+        (["train", "cmsf-slef"], "unknown recipe 'cmsf-slef'; did you mean cmsf-self?"),
         (["train", "nothing-like-it"], "cmsf recipes lists them all"),
         (["train", "msf", "--epoch", "3"], "cmsf train has no --epoch; did you mean --epochs?"),
         (["train", "msf", "--epochs", "none"], "invalid value --epochs none; expected a whole number"),
@@ -64,21 +64,21 @@ def bars(tmp_path: Path) -> Path:
         (["train", "msf", "--out", "x" * 300], "cannot be used: File name too long"),
         (["train", "msf", "--out", "/dev/null/run"], "cannot make the run folder /dev/null/run"),
         (["train", "msf", "--device", "abacus"], "--device abacus is not available"),
-        (["train", "nowhere.yaml"], "there is no recipe file nowhere.yaml"),
-        (["train", "msf", "--data", "nowhere"], "there is no nowhere"),
-        (["train", "msf", "--backbone", "resnet81"], "no backbone is called 'resnet81'; did you mean resnet18?"),
+        (["train", "nowhere.yaml"], "no such recipe file: nowhere.yaml"),
+        (["train", "msf", "--data", "nowhere"], "no such file or folder: nowhere"),
+        (["train", "msf", "--backbone", "resnet81"], "unknown backbone 'resnet81'; did you mean resnet18?"),
         (["recipes", "msf-smal"], "did you mean msf-small?"),
-        (["evaluate", "nowhere"], "there is no run nowhere"),
-        (["evaluate", "x" * 256], "there is no run xxx"),
-        (["train", "x" * 300], "no recipe is called 'xxx"),
+        (["evaluate", "nowhere"], "no such run: nowhere"),
+        (["evaluate", "x" * 256], "no such run: xxx"),
+        (["train", "x" * 300], "unknown recipe 'xxx"),
         (["evaluate"], "the following arguments are required: RUN"),
-        (["evaluate", "nowhere", "--with", "lineer"], "there is no evaluation 'lineer'; did you mean linear?"),
-        (["flops", "cmsf-selv-small"], "no recipe is called 'cmsf-selv-small'; did you mean cmsf-self-small?"),
-        (["flops", "runs/nowhere"], "there is no run runs/nowhere"),
-        (["flops", "nowhere.yaml"], "there is no recipe file nowhere.yaml"),
+        (["evaluate", "nowhere", "--with", "lineer"], "unknown evaluation 'lineer'; did you mean linear?"),
+        (["flops", "cmsf-selv-small"], "unknown recipe 'cmsf-selv-small'; did you mean cmsf-self-small?"),
+        (["flops", "runs/nowhere"], "no such run: runs/nowhere"),
+        (["flops", "nowhere.yaml"], "no such recipe file: nowhere.yaml"),
         (["flops", "."], ". is not a run: it has no recipe.yaml"),
         (["flops", "msf"], "msf has no scale; use msf-small or msf-standard"),
-        (["flops", "x" * 5000], "no recipe is called"),
+        (["flops", "x" * 5000], "unknown recipe"),
         (["flops", "msf-small", "--images", "0"], "invalid value --images 0; expected a whole number from 2"),
         (["flops", "msf-small", "--images", "many"], "invalid value --images many"),
         (["flops", "msf-standard"], "give --images N"),
@@ -86,8 +86,11 @@ def bars(tmp_path: Path) -> Path:
         (["flops", "msf-small", "--out", "x.png"], "--out draws runs, and none is given"),
         (["flops", "--published"], "give --out FILE with it"),
         (["flops", "msf-small", "--published", "--out", "x.png"], "and no recipes or runs"),
-        (["flops", "--published", "--out", "x.pdf"], "a picture is a .png or a .svg file"),
-        (["flops", "--published", "--out", "no/x.png"], "there is no folder no"),
+        (["flops", "--published", "--out", "x.pdf"], "invalid value --out x.pdf; expected a .png or .svg file"),
+        (
+            ["flops", "--published", "--out", "no/x.png"],
+            "invalid value --out no/x.png; expected a file in an existing folder",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_the_remedy(
@@ -263,7 +266,7 @@ def test_runs_may_stand_after_the_evaluations_and_the_table_be_markdown(
     assert all(words in table for words in ("20-NN", "1 % linear", "10 % tuned"))
     result = json.loads((out / "results" / "few-labels.json").read_text())
     assert result["protocol"]["train images"] == {"1 %": 4, "10 %": 15}
-    assert "there is no evaluation 'nothing'" in refusal(capsys, "evaluate", "--with", "knn", "nothing", out)
+    assert "unknown evaluation 'nothing'" in refusal(capsys, "evaluate", "--with", "knn", "nothing", out)
     assert "RUN" in refusal(capsys, "evaluate", "--with", "knn")
     assert "--suite is for transfer" in refusal(capsys, "evaluate", out, "--suite", tmp_path / "no.yaml")
     assert "--trials 0" in refusal(capsys, "evaluate", out, "--with", "transfer", "--trials", "0")

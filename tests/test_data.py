@@ -124,7 +124,7 @@ def test_a_stray_image_beside_class_folders_is_said(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="there is no"):
+    with pytest.raises(BadInput, match="no such file or folder"):
         open_source(tmp_path / "nowhere")
     with pytest.raises(BadInput, match="no images below"):
         open_source(tmp_path)

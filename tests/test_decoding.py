@@ -443,7 +443,7 @@ def test_what_is_no_image_is_called_that(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_called_that(tmp_path: Path) -> None:
     files = FileImages(tmp_path, ["gone.jpg"])
     for ask in (lambda: files.size(0), lambda: files.decode(0, 64)):
-        with pytest.raises(Unreadable, match=r"gone\.jpg: there is no such file"):
+        with pytest.raises(Unreadable, match=r"gone\.jpg: no such file"):
             ask()
 
 

@@ -128,7 +128,7 @@ def test_a_run_that_was_killed_beside_its_workers_is_resumed_at_once(photos: Pat
 def test_the_lock_of_one_that_is_gone_is_waited_for_and_that_of_one_that_is_not_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cmsf.runs.folder._PATIENCE", 2.0)
+    monkeypatch.setattr("cmsf.runs.folder._LOCK_SECONDS", 2.0)
     gone = subprocess.Popen(["true"])
     gone.wait()
     folder, file = RunFolder(tmp_path), (tmp_path / ".lock").open("w")
@@ -300,7 +300,7 @@ def test_an_image_that_vanishes_stops_the_run_by_its_name_until_it_is_back(photo
     gone = [photos / whole.data().train.paths[i] for i in last]
     kept = {path: path.read_bytes() for path in gone}
     screen = At(step_3=lambda: [path.unlink() for path in gone])
-    with pytest.raises(cmsf.BadInput, match=r"cannot read 1 image \(class .*jpg: there is no such file\).*from step 5"):
+    with pytest.raises(cmsf.BadInput, match=r"cannot read 1 image \(class .*jpg: no such file\).*from step 5"):
         cmsf.train("cmsf-self-small", photos, tmp_path / "run", screen=screen, workers=0, **FROM_DISK)
     missing = r"images of .*run have changed since \(60 then, 50 now, .*\); restore them, or start another run"
     with pytest.raises(cmsf.BadInput, match=missing):

@@ -270,7 +270,7 @@ def test_labels_that_will_not_do_are_refused_and_leave_nothing(
         (["--lr", "-1"], "--lr -1.0 is out of range"),
         (["--tune", "tail"], "invalid choice: 'tail'"),
         (["--out", "/dev/null/c"], "/dev/null"),
-        (["--data", "nowhere"], "there is no nowhere"),
+        (["--data", "nowhere"], "no such file or folder: nowhere"),
     ],
 )
 def test_flags_that_will_not_do_are_refused(
@@ -393,7 +393,7 @@ def test_an_image_that_cannot_be_read_costs_its_guess_and_the_picture_alone(
     )
     (photos / broken).write_bytes(b"no image any more")
     classifier = cmsf.finetune(run.path, out=tmp_path / "c", rounds=2, epochs=2, device="cpu", workers=0)
-    assert "there is no picture of neighbours: cannot read 1 image" in capsys.readouterr().err.replace("\n", " ")
+    assert "the picture of neighbours was not drawn: cannot read 1 image" in capsys.readouterr().err.replace("\n", " ")
     first, second = classifier.about["rounds"]
     assert second["confident"] == first["unlabelled"] - 1
 

@@ -193,7 +193,7 @@ def test_loops_of_links_end_and_no_image_is_there_twice(tmp_path: Path) -> None:
 def test_a_link_to_nowhere_is_a_broken_image(tmp_path: Path) -> None:
     put_classes(tmp_path, "cat", "dog")
     (tmp_path / "cat" / "gone.png").symlink_to(tmp_path / "nowhere.png")
-    with pytest.raises(BadInput, match=r"cannot read 1 image \(cat/gone\.png: there is no such file\)"):
+    with pytest.raises(BadInput, match=r"cannot read 1 image \(cat/gone\.png: no such file\)"):
         load_dataset(tmp_path)
 
 

@@ -188,7 +188,7 @@ def test_a_configuration_follows_an_at_sign(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_what_cannot_be_opened_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BadInput, match="there is no"):
+    with pytest.raises(BadInput, match="no such file or folder"):
         open_hugging_face(str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput, match="cannot open") as error:

@@ -164,7 +164,7 @@ def test_the_first_image_that_cannot_be_read_is_named(photos: Path, workers: int
     gone.unlink()
     try:
         plan = ((0, index) for index in torch.arange(20).split(4))
-        with pytest.raises(Unreadable, match="there is no such file") as caught:
+        with pytest.raises(Unreadable, match="no such file") as caught:
             list(load_batches(split, plan, CROPS, seed=0, device="cpu", workers=workers))
         assert caught.value.path == split.paths[9]
     finally:

@@ -143,7 +143,7 @@ def test_arrays_and_lists_of_files_are_sources_too(classifier: cmsf.Classifier, 
     listed.write_text(f"path\n{next(photos.rglob('*.jpg'))}\nnowhere.jpg\n")
     there, missing = classifier.predict(listed, workers=0)
     assert there.label in classifier.classes
-    assert (missing.label, missing.error) == (None, "there is no such file")
+    assert (missing.label, missing.error) == (None, "no such file")
 
 
 def test_what_cannot_be_predicted_or_written_is_refused(
@@ -153,10 +153,10 @@ def test_what_cannot_be_predicted_or_written_is_refused(
     assert f"{run} is not a classifier; make one: cmsf finetune {run}" in refusal(
         capsys, "predict", run, "--data", photos
     )
-    assert "there is no run" in refusal(capsys, "predict", tmp_path / "nowhere", "--data", photos)
+    assert "no such run" in refusal(capsys, "predict", tmp_path / "nowhere", "--data", photos)
     for out, message in (
         (tmp_path, "is a folder; give a file"),
-        (tmp_path / "no" / "p.csv", "there is no folder"),
+        (tmp_path / "no" / "p.csv", "no such folder"),
         (tmp_path / "p.txt", "written as .csv or .parquet"),
     ):
         assert message in refusal(capsys, "predict", classifier.path, "--data", photos, "--out", out)

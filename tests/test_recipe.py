@@ -112,6 +112,14 @@ def test_smaller_scales_have_what_the_papers_have_for_small_images() -> None:
     assert PAWS(paws.temperature, paws.sharpening) == PAWS(temperature=0.1, sharpening=0.25, smoothing=0.1)
 
 
+def test_a_recipe_file_is_found_in_ones_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.yaml").write_text(get_recipe("msf-small").to_yaml())
+    assert get_recipe("~/mine.yaml") == get_recipe("msf-small")
+    with pytest.raises(BadInput, match=r"there is no recipe file ~/other\.yaml"):
+        get_recipe("~/other.yaml")
+
+
 def test_a_variant_changes_what_it_says_and_variants_add_up() -> None:
     for name, variant in VARIANTS.items():
         for method in variant.methods:
@@ -129,14 +137,14 @@ def test_a_variant_changes_what_it_says_and_variants_add_up() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("cmsf-sup+noise-15", "no variant of a recipe is called 'noise-15'; did you mean"),
-        ("cmsf-supp+coarse", "no recipe is called 'cmsf-supp+coarse'; did you mean"),
-        ("+coarse", "no recipe is called '+coarse'"),
-        ("cmsf-sup+", "no variant of a recipe is called ''"),
+        ("cmsf-sup+noise-15", "unknown variant 'noise-15'; did you mean"),
+        ("cmsf-supp+coarse", "unknown recipe 'cmsf-supp+coarse'; did you mean"),
+        ("+coarse", "unknown recipe '+coarse'"),
+        ("cmsf-sup+", "unknown variant ''"),
         ("cmsf-sup+noise-5+noise-50", "+noise-5 and +noise-50 both set label_noise; use one of them"),
         ("cmsf-sup-small+noise-50", "did you mean cmsf-sup+noise-50-small?"),
-        ("simclr+top-20", "simclr has no use for +top-20; it is for cmsf-sup, cmsf-sup-all, cmsf-semi"),
-        ("simsiam+bank-16k-small", "simsiam has no use for +bank-16k"),
+        ("simclr+top-20", "simclr does not use +top-20; it is for cmsf-sup, cmsf-sup-all, cmsf-semi"),
+        ("simsiam+bank-16k-small", "simsiam does not use +bank-16k"),
     ],
 )
 def test_a_name_that_is_none_is_refused_with_the_nearest(name: str, message: str) -> None:

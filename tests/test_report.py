@@ -312,7 +312,7 @@ def test_what_is_no_run_or_says_nonsense_is_told_in_a_line(
     run: cmsf.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(tmp_path / "nowhere")]) == 2
-    assert "there is no run" in capsys.readouterr().err
+    assert "no such run" in capsys.readouterr().err
     assert main(["report", str(run.path), "--out", str(tmp_path / "report.pdf")]) == 2
     assert "expected a .html or .htm file" in capsys.readouterr().err
     assert main(["report", str(run.path), "--out", str(tmp_path / "no" / "report.html")]) == 2
@@ -375,6 +375,6 @@ def test_what_goes_wrong_with_a_page_does_not_stop_a_run(tmp_path: Path) -> None
     live = LiveReport(cmsf.Run(out).folder, said.append)
     live()
     assert len(said) == 1
-    assert "there is no report for now" in said[0]
+    assert "the report was not updated" in said[0]
     with pytest.raises(cmsf.BadInput, match="cannot write"):
         write_report([cmsf.Run(out)], out / "report.html", *HERE)

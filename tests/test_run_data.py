@@ -96,4 +96,4 @@ def test_the_listing_is_read_once_and_says_what_data_parquet_does(
         listing = Listing.read(copy)
     assert len(calls) == 1
     assert listing.column("path", "test") == [row["path"] for row in rows if row["split"] == "test"]
-    assert listing.seen().taught == {row["path"] for row in rows if row["split"] == "train"}
+    assert listing.seen().labelled == {row["path"] for row in rows if row["split"] == "train"}

@@ -394,7 +394,7 @@ def test_what_cannot_be_checked_is_refused_in_a_line_and_nothing_is_written(
     def refused(*arguments: str | Path) -> str:
         return refusal(capsys, "suspects", *arguments)
 
-    assert "there is no run nowhere" in refused("nowhere")
+    assert "no such run: nowhere" in refused("nowhere")
     assert "is not a run" in refused(tmp_path)
     assert "have no labels to check" in refused(run.path, "--data", unlabelled, "--workers", "0")
     assert "there must be two classes" in refused(run.path, "--data", one_class, "--workers", "0")

@@ -225,7 +225,7 @@ def test_a_mistake_in_the_last_set_shows_before_any_work(birds: Path, tmp_path: 
     suite = read_suite(suite_file(birds.parent, "birds: birds\nother: missing\n"))
     network = nn.Flatten()
     network.register_forward_hook(lambda *_: pytest.fail("images were looked at"))
-    with pytest.raises(BadInput, match=r"data set other: there is no .*missing"):
+    with pytest.raises(BadInput, match=r"data set other: no such file or folder: .*missing"):
         evaluate_transfer(
             FeatureExtractor(network, 16), suite, lambda problem, name, watch: pytest.fail("searched"), 0, 1, print
         )

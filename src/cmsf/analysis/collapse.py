@@ -74,5 +74,5 @@ class CollapseDetector:
     def load_state_dict(self, plain: Any) -> None:
         """From what `plain` gave, or ValueError."""
         if not isinstance(plain, dict) or [type(plain.get(name)) for name in ("below", "said")] != [int, bool]:
-            raise ValueError("this is no count of a collapse")
+            raise ValueError("not the state of a collapse detector")
         self.below, self.said = plain["below"], plain["said"]

@@ -65,7 +65,7 @@ def run_command(arguments: list[str]) -> int:
         return 0
     if not arguments[0].startswith("-") and arguments[0] not in subparsers:
         hint = did_you_mean(arguments[0], subparsers, f"use one of {', '.join(subparsers)}")
-        raise BadInput(f"no command is called {arguments[0]!r}; {hint}")
+        raise BadInput(f"unknown command {arguments[0]!r}; {hint}")
     chosen, unknown = parser.parse_known_args(arguments)
     if unknown:
         known = subparsers.get(arguments[0], parser)

@@ -49,7 +49,7 @@ def _data(chosen: argparse.Namespace) -> int:
     source = open_source(chosen.source)
     out = expand_user(chosen.out or f"{source.name}-contact-sheet.png")
     if not os.path.isdir(out.absolute().parent):  # which takes a path of any length
-        raise BadInput(f"there is no folder {out.parent} to put the contact sheet into; make it, or give another --out")
+        raise BadInput(f"no such folder: {out.parent}; make it, or give another --out")
     found = survey(source)
     for line in (*_counts(source), *_sizes(found), *_faults(found), *source.notes):
         print_line(line)
@@ -114,7 +114,7 @@ def _faults(found: Survey) -> list[str]:
         len(groups)
     )
     if found.leaked:
-        lines.append(f"  {_count(len(found.leaked), 'group')} in more than one split: a test on them is none")
+        lines.append(f"  {_count(len(found.leaked), 'group')} in more than one split: test images leak into training")
     if found.conflicting:
         group = found.conflicting[0]
         names = " against ".join(sorted({one.name for one in group if one.name is not None}))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cmsf.analysis.published import IMAGENET_IMAGES
 from cmsf.cli.compute_tables import Row, papers_table, table_of
-from cmsf.cli.parser import Parser, parse_int, print_line, print_paths
+from cmsf.cli.parser import Parser, parse_int, parse_out, print_line, print_paths
 from cmsf.recipes import check_recipe_name, get_recipe
 from cmsf.recipes.recipe import AUTO, Recipe
 from cmsf.utils.errors import BadInput
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_IMAGES = 10**12
-_PICTURES = (".png", ".svg")
 
 
 def add_parser(commands: Any) -> Parser:
@@ -56,7 +55,7 @@ def add_parser(commands: Any) -> Parser:
 
 def _flops(chosen: argparse.Namespace) -> int:
     images = parse_int("--images", chosen.images, 2, _MOST_IMAGES, "those that a recipe learns from")
-    out = None if chosen.out is None else _picture(chosen.out)
+    out = None if chosen.out is None else parse_out(chosen.out, ".png", ".svg")
     runs, recipes = _told_apart(chosen.items)
     if chosen.published and (out is None or chosen.items):
         raise BadInput("--published draws the paper's figure; give --out FILE with it, and no recipes or runs")
@@ -75,15 +74,6 @@ def _flops(chosen: argparse.Namespace) -> int:
     figure = None if out is None else _drawn(rows)
     print("\n".join(table_of(rows)))
     return 0 if figure is None or out is None else _save(figure, out)
-
-
-def _picture(text: str) -> Path:
-    out = expand_user(text)
-    if out.suffix.lower() not in _PICTURES:
-        raise BadInput(f"--out {text} will not do; a picture is a {' or a '.join(_PICTURES)} file")
-    if not isdir(out.parent):
-        raise BadInput(f"--out {text} will not do: there is no folder {out.parent}")
-    return out
 
 
 def _save(figure: Figure, out: Path) -> int:
@@ -106,7 +96,7 @@ def _told_apart(items: Sequence[str]) -> tuple[list[str], dict[str, Recipe]]:
                 raise BadInput(f"{item} is not a run: it has no recipe.yaml; give a folder that cmsf train wrote")
             runs.append(item)
         elif "/" in item and not item.endswith((".yaml", ".yml")):
-            raise BadInput(f"there is no run {item}; give a folder that cmsf train wrote, or a recipe")
+            raise BadInput(f"no such run: {item}; give a folder that cmsf train wrote, or a recipe")
         else:
             check_recipe_name(item)
             recipes[item] = get_recipe(item)
@@ -150,7 +140,7 @@ def _drawn(rows: Sequence[Row]) -> Figure:
     runs = {row.name: row.spent for row in rows if row.spent is not None}
     panels = accuracy_points(runs)
     if not panels:
-        raise BadInput("no run has an accuracy to draw; give runs whose images have labels to judge by")
+        raise BadInput("no run has an accuracy to draw; give runs whose images have labels to evaluate with")
     if warning := comparison_warning(list(runs.values())):
         print_line(warning)
     for name in sorted(runs.keys() - {point.name for points in panels.values() for point in points}):

@@ -7,7 +7,7 @@ import os
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from cmsf.cli.parser import Parser, print_line, print_paths
+from cmsf.cli.parser import Parser, parse_out, print_line, print_paths
 from cmsf.recipes.recipe import Recipe, parse_value
 from cmsf.utils.errors import BadInput, first_few
 from cmsf.utils.files import expand_user, read_text, report_write_errors
@@ -63,8 +63,7 @@ def _labels(chosen: argparse.Namespace) -> int:
         for name, flag in flags.items():
             words = words.replace(f"--{name.replace('_', '-')}", f"--{flag.replace('_', '-')}")
         raise BadInput(words) from None
-    if chosen.out is not None and not chosen.out.lower().endswith(".csv"):
-        raise BadInput(f"--out {chosen.out} will not do; a list is written as .csv")
+    out = None if chosen.out is None else parse_out(chosen.out, ".csv")
 
     from cmsf.data import open_source
     from cmsf.data.labels import Labels, modify_labels
@@ -104,8 +103,7 @@ def _labels(chosen: argparse.Namespace) -> int:
     own = Labels.from_names(source.train.names, source.classes)
     if chosen.labels is not None and set(labels.names) <= set(own.names):
         print(_difference("other than the source's own", own, Labels.from_names(labels.to_names(), own.names)))
-    if chosen.out is not None:
-        out = expand_user(chosen.out)
+    if out is not None:
         kept = labels.known.nonzero()[:, 0].tolist()
         called = labels.to_names()
         with report_write_errors(out, "give another --out"):

@@ -66,7 +66,7 @@ def parse_out(path: str | Path, *suffixes: str) -> Path:
     out = expand_user(path)
     if out.suffix.lower() not in suffixes:
         raise BadInput(f"invalid value --out {out}; expected a {' or '.join(suffixes)} file")
-    if out.is_dir() or not out.absolute().parent.is_dir():
+    if os.path.isdir(out) or not os.path.isdir(out.absolute().parent):  # which take a path of any length
         raise BadInput(f"invalid value --out {out}; expected a file in an existing folder")
     return out
 

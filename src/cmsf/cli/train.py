@@ -109,7 +109,7 @@ def _train(chosen: argparse.Namespace) -> int:
     if chosen.resume is not None:
         _check_resumed(chosen)
     elif chosen.recipe is None:
-        raise BadInput("cmsf train wants a RECIPE, or --resume RUN; cmsf recipes lists them, see cmsf train --help")
+        raise BadInput("cmsf train needs a RECIPE, or --resume RUN; cmsf recipes lists them, see cmsf train --help")
     else:
         check_recipe_name(chosen.recipe)
 
@@ -164,6 +164,6 @@ def _recorded_threads(run: str | None) -> str | None:
     from cmsf.runs.folder import RunFolder
 
     folder = RunFolder(expand_user(run))
-    folder.recipe()  # says so where there is no run
+    folder.recipe()  # raises if it is not a run
     threads = folder.environment().get("threads")
     return str(threads) if type(threads) is int and 1 <= threads <= available_cores() else None

@@ -1,4 +1,4 @@
-"""Images by a stable index that are decoded when they are asked for."""
+"""Images by a stable index, from files, arrays and other places, that are decoded when they are read."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def file_fingerprint(file: Path) -> bytes | None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
-        return "there is no such file"
+        return "no such file"
     if isinstance(error, UnidentifiedImageError):
         return "not an image, or of an unknown kind"
     return first_line(error)

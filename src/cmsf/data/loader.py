@@ -100,7 +100,7 @@ def _load(
             if deaths == _MAX_DEATHS:
                 raise BadInput(
                     f"{deaths} times in a row, processes that decode images died before a batch was read ({error}); "
-                    f"use fewer --workers than {workers}, or find out who ends them"
+                    f"use fewer --workers than {workers}, or find out what kills them"
                 ) from None
             warn(f"a process that decodes images died ({error}); new ones read on from where it was")
 
@@ -160,7 +160,7 @@ def _cause_of_death(exit_code: int | None) -> str:
 
 
 class _PendingBatches:
-    """A batch sampler that yields again what was asked for and not answered, each time it is gone through."""
+    """A batch sampler that, when it is iterated again, first yields the batches that were not loaded."""
 
     def __init__(self, batches: Iterator[BatchIndex]) -> None:
         self._batches = batches

@@ -40,8 +40,8 @@ def open_source(data: str | Path | None) -> Source:
     path = expand_user(data)
     if not os.path.exists(path):  # which a name that is too long for any file does not, and raises nothing
         if colon and scheme.isidentifier():
-            raise BadInput(f"no source is called {scheme}:; {did_you_mean(scheme, _SCHEMES, f'give {_FORMS}')}")
-        raise BadInput(f"there is no {path}; give {_FORMS}")
+            raise BadInput(f"unknown source {scheme}:; {did_you_mean(scheme, _SCHEMES, f'give {_FORMS}')}")
+        raise BadInput(f"no such file or folder: {path}; give {_FORMS}")
     if is_saved_dataset(path) or (path.suffix.lower() in (".parquet", ".pq") and holds_images(path)):
         return open_hugging_face(str(path))
     if path.is_dir():

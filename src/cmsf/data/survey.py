@@ -41,7 +41,7 @@ class Survey:
 
     @property
     def leaked(self) -> list[list[ImageRecord]]:
-        """Duplicates in two splits: a test on them is none."""
+        """Duplicates in two splits: test images leak into training."""
         return [group for group in self.duplicates if len({image.split for image in group}) > 1]
 
 

@@ -63,7 +63,7 @@ def predict_readable(
     """Returns the indices of the images that can be read, and their scores."""
     batches = list(predict_batches(network, split, extractor, on_unreadable=lambda i, error: None))
     if not batches:
-        raise BadInput(f"none of {len(split)} images can be read, the first is {split.paths[0]}; mend them")
+        raise BadInput(f"none of {len(split)} images can be read, the first is {split.paths[0]}; repair them")
     index, scores = zip(*batches, strict=True)
     return torch.cat(index), torch.cat(scores)
 

@@ -25,7 +25,7 @@ def make_backbone(name: str, stem: Stem = "standard", size: int = 224) -> nn.Mod
     if not timm.is_model(name):
         known = [SMALL_RESIDUAL, *timm.list_models()]
         hint = did_you_mean(name, known, f"use {SMALL_RESIDUAL} or a name of timm.list_models()")
-        raise BadInput(f"no backbone is called {name!r}; {hint}")
+        raise BadInput(f"unknown backbone {name!r}; {hint}")
     try:
         backbone = create(name, size, num_classes=0)
     except _MISFITS as error:

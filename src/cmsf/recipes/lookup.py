@@ -42,18 +42,18 @@ class RecipeName:
             hint = self._with_scale_last() or did_you_mean(name, [*METHODS, *NAMES], "cmsf recipes lists them all")
             if exists(name):
                 hint = f"to learn from what is there: cmsf train cmsf-self --data {name}"
-            raise BadInput(f"no recipe is called {short_repr(name)!r}; {hint}")
+            raise BadInput(f"unknown recipe {short_repr(name)!r}; {hint}")
         set_by: dict[str, str] = {}
         for variant in self.variants:
             if variant not in VARIANTS:
                 hint = did_you_mean(variant, VARIANTS, "cmsf recipes lists them all")
-                raise BadInput(f"no variant of a recipe is called {variant!r}; {hint} (any other value is a flag)")
+                raise BadInput(f"unknown variant {variant!r}; {hint} (any other value is a flag)")
             for setting in VARIANTS[variant].changes:
                 if set_by.setdefault(setting, variant) != variant:
                     raise BadInput(f"+{set_by[setting]} and +{variant} both set {setting}; use one of them")
             methods = VARIANTS[variant].methods
             if self.method not in methods:
-                raise BadInput(f"{self.method} has no use for +{variant}; it is for {', '.join(methods)}")
+                raise BadInput(f"{self.method} does not use +{variant}; it is for {', '.join(methods)}")
 
     def _with_scale_last(self) -> str | None:
         """Suggests the name that was meant where the scale stands before the variants."""
@@ -78,7 +78,7 @@ def check_recipe_name(name: str) -> None:
     if not _is_file(name):
         RecipeName.parse(name).check(name)
     elif not isfile(expand_user(name)):
-        raise BadInput(f"there is no recipe file {name}")
+        raise BadInput(f"no such recipe file: {name}")
 
 
 def has_scale(name: str) -> bool:

@@ -26,7 +26,7 @@ NEIGHBOURS = 5
 """Of an image on the page."""
 _SIDE, _QUALITY = 64, 80
 _FEWEST_MAPPED = 12
-"""Fewer images are seen at a glance, and UMAP has no use for them."""
+"""Fewer images are seen at a glance, and UMAP needs more."""
 _READ_AT_A_TIME = 64
 
 Near = tuple[tuple[int, float], ...]

@@ -67,7 +67,7 @@ class LiveReport:
             _write_page(self.folder.report_file, [collect_history(Run(self.folder.path))], live=True)
         except (BadInput, OSError) as error:  # a page never stops a run
             if not self.warned:
-                self.say(f"there is no report for now: {error}")
+                self.say(f"the report was not updated: {error}")
             self.warned = True
         self.last_write = time.monotonic()
 

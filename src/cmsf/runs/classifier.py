@@ -98,7 +98,7 @@ def _check_out(out: Path) -> Path:
     if not (is_parquet(out) or out.suffix.lower() == ".csv"):
         raise BadInput(f"--out {out} is not a table; predictions are written as .csv or .parquet")
     if not out.absolute().parent.is_dir():
-        raise BadInput(f"there is no folder {out.parent} to put {out.name} into; make it, or give another --out")
+        raise BadInput(f"no such folder: {out.parent}; make it, or give another --out")
     return out
 
 
@@ -180,7 +180,7 @@ def finetune_run(
             tuned.network[0], images, extractor.size, device, folder.neighbours_picture, recipe.seed, workers
         )
     except BadInput as error:  # an image that nothing but the picture needs
-        say(f"there is no picture of neighbours: {error}")
+        say(f"the picture of neighbours was not drawn: {error}")
 
 
 def labelled_classes_only(data: Dataset) -> Dataset:

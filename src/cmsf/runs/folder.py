@@ -114,7 +114,7 @@ class RunFolder:
 
     def recipe(self) -> Resolved:
         if not os.path.exists(self.path):  # False for a name too long for a path
-            raise BadInput(f"there is no run {self.path}")
+            raise BadInput(f"no such run: {self.path}")
         if not os.access(self.path, os.R_OK | os.X_OK):
             raise BadInput(f"{self.path} cannot be read; make it readable")
         if not self.exists():
@@ -292,7 +292,7 @@ class RunFolder:
 
     def classifier(self) -> dict[str, Any]:
         """Returns the content of classifier.json: classes, width of the features, how it was tuned."""
-        recipe = self.recipe()  # says so where there is no run at all
+        recipe = self.recipe()  # says so if it is not a run
         if not self.classifier_file.exists():
             if "classifier" in make_loss(recipe).heads:
                 raise BadInput(f"{self.path} is not finished; give the same cmsf train command again to finish it")

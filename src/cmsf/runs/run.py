@@ -341,7 +341,7 @@ def _stem(source: str | Path) -> str:
 def check_metric(metric: str, data: str | Path | None = None) -> None:
     if metric not in METRICS:
         hint = did_you_mean(metric, METRICS, f"use {', '.join(METRICS)}")
-        raise BadInput(f"there is no evaluation {metric!r}; {hint}")
+        raise BadInput(f"unknown evaluation {metric!r}; {hint}")
     if metric == TRANSFER and data is not None:
         raise BadInput(
             f"transfer takes its data sets from a suite, not from --data {data}; leave it out, or name it in a YAML "

@@ -37,7 +37,7 @@ def resolve(
     images, objective = len(data.train), make_loss(recipe)
     _check_settings_used(recipe)
     if images < 2:
-        raise BadInput(f"{data.name} has {images} training images; two are the least to learn from")
+        raise BadInput(f"{data.name} has {images} training images; at least two are needed")
     bank, batch = _bank_and_batch(recipe, objective, images)
     if recipe.objective == "mean-shift":
         _check_neighbours(recipe, bank)
@@ -145,9 +145,7 @@ def _check_settings_used(recipe: Recipe) -> None:
         value = getattr(recipe, name)
         if recipe.objective not in objectives and value != getattr(usual, name):
             flag = f"--{name.replace('_', '-')} {value}"
-            raise BadInput(
-                f"{recipe.objective} has no use for {flag}; leave it out (it is for {', '.join(objectives)})"
-            )
+            raise BadInput(f"{recipe.objective} does not use {flag}; leave it out (it is for {', '.join(objectives)})")
     if recipe.objective == "paws" and recipe.support_classes in (0, 1):
         raise BadInput(
             f"paws tells classes apart, so --support-classes {recipe.support_classes} is invalid; use 2 or more"

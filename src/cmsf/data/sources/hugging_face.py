@@ -116,7 +116,7 @@ def _split_name(rest: str) -> tuple[str, str | None]:
 def _load(library: ModuleType, name: str, config: str | None) -> Any:
     path = Path(name)
     if (name.startswith(("/", ".", "~")) or name.endswith("/")) and not path.exists():
-        raise FileNotFoundError(f"there is no {path}")
+        raise FileNotFoundError(f"no such file or folder: {path}")
     if is_saved_dataset(path):
         return library.load_from_disk(name)
     if path.is_file():

@@ -23,7 +23,7 @@ def search_with_ray(problem: Problem, name: str, trials: int, folder: Path, proc
     """Maximise the validation measure as `search` does, on the cluster of RAY_ADDRESS or a local one of `processes`.
 
     Goes on with what `folder` has under this name, by Tune's own restore: trials that were running begin anew. A
-    finished search is returned at once, and not to be had with more trials than it was begun with.
+    finished search is returned at once, and cannot be extended by more trials than it began with.
     """
     if trials < 1:
         raise BadInput(f"a search needs at least 1 trial, not {trials}")

@@ -232,7 +232,7 @@ def _read_set(file: Path, name: str, entry: Any) -> TransferSet:
     like = short_repr(settings.get("like", name))
     if "like" in settings and like not in PAPER:
         hint = did_you_mean(like, PAPER, f"use one of {', '.join(PAPER)}")
-        raise BadInput(f"{where} is to be like {like!r}, which is none of the paper's; {hint}")
+        raise BadInput(f"{where} has like {like!r}, which is not one of the paper's; {hint}")
     if DataRequest(settings["data"]).runs_command:  # the file may be somebody else's
         raise BadInput(f"{where} is a shell command, {settings['data']}; give the shards by their paths or URLs")
     found = replace(PAPER.get(like, TransferSet(name, "")), name=name, source=_from(file.parent, settings["data"]))
