@@ -9,6 +9,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -32,6 +33,7 @@ from cmsf.recipes import get_recipe
 from cmsf.report.compare import accuracy_points
 from cmsf.runs.cost import Reached, clean_views_of, compute_of, multiply_adds, run_cost
 from cmsf.runs.folder import RunFolder
+from cmsf.runs.listing import Listing
 from cmsf.training.resolve import expected
 from cmsf.utils.errors import BadInput
 
@@ -282,8 +284,8 @@ def test_the_list_of_images_is_read_once_and_again_when_it_has_changed(
     copied: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Path] = []
-    columns = RunFolder.columns
-    monkeypatch.setattr(RunFolder, "columns", lambda folder: read.append(folder.path) or columns(folder))
+    listing = RunFolder.listing
+    monkeypatch.setattr(RunFolder, "listing", lambda folder: read.append(folder.path) or listing(folder))
     before = run_cost(copied)
     assert run_cost(copied) == before
     assert len(read) == 1
@@ -335,7 +337,8 @@ def test_only_imagenet_is_compared_with_what_is_published(
     monkeypatch.setattr("cmsf.runs.cost.IMAGENET_TEST_IMAGES", 500)
     split = ["train"] * 12_800 + ["test"] * test
     truth = [str(number % classes) for number in range(len(split))]
-    monkeypatch.setattr(RunFolder, "columns", lambda _: {"split": split, "label": truth, "truth": truth, "path": truth})
+    listing = Listing(pa.table({"split": split, "label": truth, "truth": truth, "path": truth}))
+    monkeypatch.setattr(RunFolder, "listing", lambda _: listing)
     copied.metrics_file.write_text("")
     assert run_cost(copied).on_imagenet is comparable
 
