@@ -18,7 +18,7 @@ from torch import Tensor
 from cmsf.data.decoding import decode, open_image, shrink, upright_size
 from cmsf.utils.errors import BadInput
 from cmsf.utils.progress import track
-from cmsf.utils.text import first_line, shorten
+from cmsf.utils.text import error_message, shorten
 
 T = TypeVar("T")
 _SAMPLED = 200
@@ -183,4 +183,4 @@ def _reason(error: Exception) -> str:
         return "no such file"
     if isinstance(error, UnidentifiedImageError):
         return "not an image, or of an unknown kind"
-    return first_line(error)
+    return error_message(error)

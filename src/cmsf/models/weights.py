@@ -23,7 +23,7 @@ from cmsf.models.backbones import SMALL_RESIDUAL, create
 from cmsf.utils.errors import BadInput, did_you_mean
 from cmsf.utils.files import atomic_write, check_regular_file, report_write_errors
 from cmsf.utils.progress import track
-from cmsf.utils.text import first_line, shorten
+from cmsf.utils.text import error_message, first_line, shorten
 
 _FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar")
 _NESTED = ("state_dict", "model", "backbone")
@@ -142,8 +142,9 @@ def _of_timm(name: str, backbone: str, size: int) -> dict[str, Tensor]:
             return dict(create(name, size, pretrained=True).state_dict())
     except Exception as error:  # of the network, the Hub, its cache, the file
         # All of it: what does not fit stands in the lines after the first.
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise BadInput(f"cannot get {name} from the Hugging Face Hub or its cache ({reason}); give a file") from None
+        raise BadInput(
+            f"cannot get {name} from the Hugging Face Hub or its cache ({error_message(error, 200)}); give a file"
+        ) from None
 
 
 def _nearest(name: str) -> str:

@@ -49,6 +49,11 @@ def first_line(error: BaseException, longest: int = 160) -> str:
     return shorten(escape_unprintable(lines[0][: 4 * longest]), longest)
 
 
+def error_message(error: BaseException, longest: int = 160) -> str:
+    """Returns the whole message of an exception in one line, or its type's name where it has none."""
+    return one_line(" ".join(str(error).split()) or type(error).__name__, longest)
+
+
 def format_bytes(size: int) -> str:
     """Formats a size as 999 B or 1.2 GB."""
     amount, units = float(size), ["B", "kB", "MB", "GB", "TB"]

@@ -9,7 +9,7 @@ import yaml
 
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import read_text
-from cmsf.utils.text import first_line, is_encodable
+from cmsf.utils.text import error_message, is_encodable
 
 _MAX_BYTES = 1 << 20
 _MAX_DEPTH = 20
@@ -58,7 +58,7 @@ def parse_yaml(text: str, origin: str) -> tuple[Any, Any]:
         raise BadInput(f"{origin} is not valid YAML: {str(error.problem)[:120]}{line}") from None
     # An impossible date, a number without digits, a boolean that is neither: each fails in its own way.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
-        raise BadInput(f"{origin} is not valid YAML: {first_line(error)}") from None
+        raise BadInput(f"{origin} is not valid YAML: {error_message(error)}") from None
     finally:
         if loader is not None:
             loader.dispose()

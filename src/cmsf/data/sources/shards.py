@@ -39,7 +39,7 @@ from cmsf.data.sources.tar_index import RandomAccessFile, TarIndex, scan_tar
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import atomic_write, expand_user, write_text
 from cmsf.utils.progress import track
-from cmsf.utils.text import first_line
+from cmsf.utils.text import error_message
 
 _INDEX_FORMAT = 1
 _MAX_OPEN_FILES = 16
@@ -190,7 +190,7 @@ class ShardCache:
             with _locked(place / "index.lock"):
                 return _read_index(place / "index.json") or self._scan(shard, place / "index.json")
         except OSError as error:
-            raise BadInput(f"cannot read shard {shard.url}: {first_line(error, _MAX_REASON)}") from None
+            raise BadInput(f"cannot read shard {shard.url}: {error_message(error, _MAX_REASON)}") from None
 
     def open(self, shard: Shard) -> RandomAccessFile:
         """Opens a shard, a remote one as a copy, which is made where there is none."""
@@ -233,7 +233,7 @@ class ShardCache:
                 with atomic_write(copy) as temporary, temporary.open("wb") as target, _open_url(url) as source:
                     shutil.copyfileobj(source, target, 1 << 20)
             except OSError as error:
-                raise BadInput(f"cannot read shard {url}: {first_line(error, _MAX_REASON)}") from None
+                raise BadInput(f"cannot read shard {url}: {error_message(error, _MAX_REASON)}") from None
         self._evict(copy)
 
     def _evict(self, newest: Path) -> None:
@@ -263,7 +263,7 @@ def _expand(urls: str) -> list[Shard]:
     except ImportError:
         raise BadInput("wds: needs the extra: pip install 'cmsf[wds]'") from None
     except (AssertionError, ValueError) as error:
-        raise BadInput(f"cannot parse wds:{urls}: {first_line(error, _MAX_REASON)}") from None
+        raise BadInput(f"cannot parse wds:{urls}: {error_message(error, _MAX_REASON)}") from None
     return [Shard(url, _local(url)) for url in expanded if url]
 
 

@@ -29,7 +29,7 @@ from cmsf.data.sources.npz import to_images
 from cmsf.utils.errors import BadInput, did_you_mean
 from cmsf.utils.files import expand_user
 from cmsf.utils.progress import bars_enabled, progress_bar, track
-from cmsf.utils.text import first_line
+from cmsf.utils.text import error_message
 
 _SPLITS = {
     "train": ("train+unlabeled", "train", "trainval", "train-standard", "2021_train"),
@@ -190,7 +190,7 @@ def _content(chosen: _Set) -> Any:
         except Exception as error:
             if isinstance(error, ValueError) and chosen.chosen is not None and f"'{chosen.chosen[1]}'" in str(error):
                 raise _NoSuchSplit from None
-            reason = first_line(error)
+            reason = error_message(error)
     failed = "cannot be downloaded" if can_download else "torchvision does not download it"
     raise BadInput(
         f"torchvision:{chosen.name} is not at {chosen.root} and {failed} ({reason}); "
