@@ -116,7 +116,7 @@ def test_a_recipe_file_is_found_in_ones_home_folder(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "mine.yaml").write_text(get_recipe("msf-small").to_yaml())
     assert get_recipe("~/mine.yaml") == get_recipe("msf-small")
-    with pytest.raises(BadInput, match=r"there is no recipe file ~/other\.yaml"):
+    with pytest.raises(BadInput, match=r"no such recipe file: ~/other\.yaml"):
         get_recipe("~/other.yaml")
 
 
