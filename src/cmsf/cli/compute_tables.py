@@ -147,16 +147,10 @@ def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
     """Columns side by side, the first to the left; where it is long, it gives way to the others."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     widths[0] = min(widths[0], max(12, _WIDTH - sum(widths[1:]) - len(_GAP) * len(widths[1:])))
-    shown = []
-    for line in lines:
-        first, *rest = line
-        cells = [shorten(first, widths[0]), *rest]
-        padded = [
-            cell.rjust(width) if place else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        shown.append(_GAP.join(padded).rstrip())
-    return shown
+    return [
+        _GAP.join([shorten(first, widths[0]).ljust(widths[0]), *map(str.rjust, figures, widths[1:])]).rstrip()
+        for first, *figures in lines
+    ]
 
 
 def _power(number: float, digits: int = 2) -> str:

@@ -30,12 +30,7 @@ def add_parser(commands: Any) -> Parser:
         description="Read every image of a source once, and say what is there: counts, classes, sizes, labels, "
         "what cannot be read, what is there twice. Draws a contact sheet.",
     )
-    parser.add_argument(
-        "source",
-        metavar="SOURCE",
-        nargs="?",
-        help=f"{SOURCE_HELP}; without it, the embedded sample",
-    )
+    parser.add_argument("source", metavar="SOURCE", nargs="?", help=f"{SOURCE_HELP}; without it, the embedded sample")
     parser.add_argument("--out", metavar="PNG", help="the contact sheet (default: the source's name, in this folder)")
     parser.set_defaults(command=_data)
     return parser
@@ -98,9 +93,7 @@ def _faults(found: Survey) -> list[str]:
     lines = []
     if found.broken:
         lines.append(f"broken: {_count(len(found.broken), 'image')} cannot be read (train with --skip-broken)")
-        lines += [f"  {shorten(one.path, _LONGEST)}: {one.reason}" for one in found.broken[:_SHOWN]] + _rest(
-            len(found.broken)
-        )
+        lines += _first([f"{shorten(image.path, _LONGEST)}: {image.reason}" for image in found.broken])
     else:
         lines.append("broken: none")
     groups = found.duplicates
@@ -110,9 +103,7 @@ def _faults(found: Survey) -> list[str]:
     lines.append(
         f"exact duplicates: {_count(copies, 'image')} with the same pixels as another, in {len(groups)} groups"
     )
-    lines += [f"  {' = '.join(shorten(one.path, _LONGEST) for one in group[:4])}" for group in groups[:_SHOWN]] + _rest(
-        len(groups)
-    )
+    lines += _first([" = ".join(shorten(image.path, _LONGEST) for image in group[:4]) for group in groups])
     if found.leaked:
         lines.append(f"  {_count(len(found.leaked), 'group')} in more than one split: test images leak into training")
     if found.conflicting:
@@ -122,8 +113,9 @@ def _faults(found: Survey) -> list[str]:
     return lines
 
 
-def _rest(count: int) -> list[str]:
-    return [f"  … and {count - _SHOWN} more"] if count > _SHOWN else []
+def _first(items: list[str]) -> list[str]:
+    rest = [f"… and {len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
+    return [f"  {item}" for item in items[:_SHOWN] + rest]
 
 
 def _count(number: int, what: str) -> str:

@@ -43,27 +43,44 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class RunCost:
+class ImageCounts:
+    """The images of a run.
+
+    images, labelled: those it is trained on, and how many of them have a label.
+    tested_on: the same for runs that are tested on images of the same names and classes.
+    """
+
+    images: int
+    labelled: int
+    classes: int
+    test_images: int
+    tested_on: str
+
+    @property
+    def on_imagenet(self) -> bool:
+        """Whether the run can be compared with what is published."""
+        return (
+            self.classes == IMAGENET_CLASSES
+            and math.isclose(self.images, IMAGENET_IMAGES, rel_tol=_NEARLY)
+            and math.isclose(self.test_images, IMAGENET_TEST_IMAGES, rel_tol=_NEARLY)
+        )
+
+
+@dataclass(frozen=True)
+class RunCost(ImageCounts):
     """The compute of a run so far, in whole epochs, and the accuracy it reached.
 
     clean_views: what the offline cache of pseudo-labels adds; None without one.
     seconds: of training, without evaluations and pauses; None where the log does not say it of every epoch.
     reached: by name: the last k-NN in the log, and evaluations in results/.
-    on_imagenet: whether it can be compared with what is published.
-    tested_on: the same for runs that are tested on images of the same names and classes.
     """
 
     recipe: Resolved
-    images: int
-    test_images: int
-    classes: int
     epochs: int
     compute: Compute
     clean_views: Compute | None
     seconds: float | None
     reached: dict[str, Reached]
-    on_imagenet: bool
-    tested_on: str
 
     def flops_after(self, epochs: int) -> float:
         return self.compute.flops * epochs / self.epochs if self.epochs else 0.0
@@ -106,8 +123,8 @@ def run_cost(run: str | Path | RunFolder) -> RunCost:
     recipe = folder.recipe()
     if not folder.metrics_file.exists():
         raise BadInput(f"{folder.path} has no metrics.jsonl, so nothing was trained there; give a run of cmsf train")
-    images = _count(folder)
-    steps, epochs = images.train // recipe.batch_size, 0
+    counts = _count(folder)
+    steps, epochs = counts.images // recipe.batch_size, 0
     seconds: list[float] = []
     reached: dict[str, Reached] = {}
     for line in epoch_lines(folder.metrics_file):
@@ -120,40 +137,17 @@ def run_cost(run: str | Path | RunFolder) -> RunCost:
         reached |= _reached(line, VOTES, epochs)
     whole = len(seconds) == epochs and math.isfinite(sum(seconds))
     return RunCost(
-        recipe,
-        images.train,
-        images.test,
-        images.classes,
-        epochs,
-        compute_of(recipe, images.train, epochs),
-        clean_views_of(recipe, images.train, images.labelled, epochs),
-        math.fsum(seconds) if whole else None,
-        reached | _evaluated(folder, epochs),
-        images.are_imagenet,
-        images.tested_on,
+        **vars(counts),
+        recipe=recipe,
+        epochs=epochs,
+        compute=compute_of(recipe, counts.images, epochs),
+        clean_views=clean_views_of(recipe, counts.images, counts.labelled, epochs),
+        seconds=math.fsum(seconds) if whole else None,
+        reached=reached | _evaluated(folder, epochs),
     )
 
 
-@dataclass(frozen=True)
-class _Images:
-    """The numbers of images of a run."""
-
-    train: int
-    labelled: int
-    classes: int
-    test: int
-    tested_on: str
-
-    @property
-    def are_imagenet(self) -> bool:
-        return (
-            self.classes == IMAGENET_CLASSES
-            and math.isclose(self.train, IMAGENET_IMAGES, rel_tol=_NEARLY)
-            and math.isclose(self.test, IMAGENET_TEST_IMAGES, rel_tol=_NEARLY)
-        )
-
-
-def _count(folder: RunFolder) -> _Images:
+def _count(folder: RunFolder) -> ImageCounts:
     """Counts once for a version of the file: a report that is written after every epoch asks again."""
     file = folder.data_file
     known = file.stat() if file.exists() else None
@@ -161,16 +155,16 @@ def _count(folder: RunFolder) -> _Images:
 
 
 @lru_cache(maxsize=32)
-def _counted(path: Path, *_as_it_was_written: int) -> _Images:
+def _counted(path: Path, *_as_it_was_written: int) -> ImageCounts:
     listing = RunFolder(path).listing()
     labels = listing.column("label", "train")
     tested = zip(listing.column("path", "test"), listing.column("truth", "test"), strict=True)
     test = sorted(f"{path!a} {truth!a}" for path, truth in tested)
-    return _Images(
-        train=len(labels),
+    return ImageCounts(
+        images=len(labels),
         labelled=sum(label is not None for label in labels),
         classes=len(set(listing.column("truth", "train")) - {None}),
-        test=len(test),
+        test_images=len(test),
         tested_on=sha256("\n".join(test).encode()).hexdigest(),
     )
 
