@@ -265,7 +265,7 @@ class Run:
         folder, seed = self.folder.results / "transfer", self.recipe.seed
         search = make_search(folder, trials=trials, processes=max(1, workers), seed=seed, storage=storage, ray=ray)
         result = evaluate_transfer(features, sets, search, seed, trials, say)
-        by = "Ray FineTuneMode, OptunaSearch, ASHA" if ray else "Optuna, TPE, successive halving"
+        by = "Ray Tune, OptunaSearch, ASHA" if ray else "Optuna, TPE, successive halving"
         return result.with_protocol({"searched with": f"{by}, in {max(1, workers)} processes"})
 
     def suspects(
