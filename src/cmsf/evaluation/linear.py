@@ -63,14 +63,14 @@ class LogisticLoss:
         bias: Float[Tensor, " c"],
         decay: float,
     ) -> None:
-        self.asked = 0
+        self.evaluations = 0
         self._features, self._label, self._decay = features, label[:, None], decay
         self._weight, self._bias = weight, bias
         weight.grad, bias.grad = torch.empty_like(weight), torch.empty_like(bias)
 
     @torch.no_grad()
     def __call__(self) -> float:
-        self.asked += 1
+        self.evaluations += 1
         count = len(self._label)
         log_p = log_softmax(torch.addmm(self._bias, self._features, self._weight.T), 1)
         true = log_p.gather(1, self._label)
