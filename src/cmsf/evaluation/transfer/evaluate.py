@@ -21,7 +21,7 @@ from cmsf.utils.progress import Update, progress_bar, progress_prefix
 
 
 def evaluate_transfer(
-    features: FeatureExtractor,
+    extractor: FeatureExtractor,
     suite: Sequence[TransferSet],
     search: Search,
     seed: int,
@@ -44,7 +44,7 @@ def evaluate_transfer(
             update(number * trials, title, found=True)
             with progress_prefix(title):
                 on_progress = _bar_updates(update, title, number * trials, trials)
-                accuracies[name], described[name] = _evaluate_set(features, each, search, on_progress)
+                accuracies[name], described[name] = _evaluate_set(extractor, each, search, on_progress)
     for name, description in described.items():
         finished = description["trials"]["complete"] + description["trials"]["pruned"]
         if finished > trials:
@@ -56,7 +56,7 @@ def evaluate_transfer(
         "search": "iterations 1 to 1000, lr 1e-6 to 1, weight decay 1e-9 to 1, all log-uniform; "
         "chosen on val, fitted again on train and val, judged on test",
         "layer": STANDARDISED,
-        "transform": features.transform,
+        "transform": extractor.transform,
         "augmentation": "none",
         "seed": seed,
         "data sets": described,
