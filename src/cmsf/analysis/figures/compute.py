@@ -1,4 +1,4 @@
-"""Accuracy against compute: of runs, and the paper's Figure 1."""
+"""Accuracy against compute: of runs, and of the paper's Figure 1."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from cmsf.utils.text import escape_unprintable, shorten
 
 _OURS, _OTHERS = "#cf222e", "#0a5dc2"
 _LETTERS, _LINE, _LETTER_WIDTH = 8, 10.5, 4.7
-"""Size, distance of lines and mean width of a label's letters, in points."""
+"""Font size, line height and mean letter width of labels, in points."""
 _FARTHEST = 8
 """Lines that a label may be away from its point."""
 _TICKS, _SHORT = 5, 10
-"""The most, and the ratio of the ends below which an axis has even steps."""
+"""The most ticks of an axis, and the ratio of its ends below which it has even steps."""
 _FEW = 8
 """Names that have room in a compact panel."""
 _MOST = 101
 """Per cent, with room for a point."""
 _ROOMY, _COMPACT = (5.6, 4.2), (4.5, 2.9)
-"""Of the axes alone, in inches, with room around them for what is written there."""
+"""Sizes of the axes alone, in inches."""
 _COMPUTE = "FLOPs of the backbone in training (a multiply-add is one)"
 _LEFT, _RIGHT, _BOTTOM, _TOP = 0.7, 0.2, 0.6, 0.1
 _TITLE = 0.4
@@ -51,23 +51,23 @@ class Point:
 
 
 def draw_runs(panels: Mapping[str, Sequence[Point]], beside: Mapping[str, Sequence[Point]]) -> Figure:
-    """A panel for each kind of accuracy, a point a run; beside: published ones, grey."""
+    """Draws a panel for each kind of accuracy, a point per run; beside: published ones, grey."""
     size = _ROOMY if beside or max(map(len, panels.values())) > _FEW else _COMPACT
     figure, axes = _figure(len(panels), size, titled=bool(beside))
-    for one, (title, points) in zip(axes, panels.items(), strict=True):
-        one.set_xscale("log")
-        one.set_ylabel(f"{title}, % of test images")
-        _scatter(one, [*points, *beside.get(title, ())], size)
-        ticks = _ticks(*one.get_xlim())
-        one.set_xticks(list(ticks.values()), list(ticks), minor=False)
-        one.xaxis.set_minor_locator(NullLocator())
+    for panel, (title, points) in zip(axes, panels.items(), strict=True):
+        panel.set_xscale("log")
+        panel.set_ylabel(f"{title}, % of test images")
+        _scatter(panel, [*points, *beside.get(title, ())], size)
+        ticks = _ticks(*panel.get_xlim())
+        panel.set_xticks(list(ticks.values()), list(ticks), minor=False)
+        panel.xaxis.set_minor_locator(NullLocator())
         if beside.get(title):
-            one.set_title("ImageNet; grey: published, by the paper's tables", fontsize=10)
+            panel.set_title("ImageNet; grey: published, by the paper's tables", fontsize=10)
     return figure
 
 
 def draw_published() -> Figure:
-    """The paper's Figure 1, its compute by the supplement's equation: 200 epochs without labels, and 10 % labels."""
+    """Draws the paper's Figure 1, with compute by the supplement's equation: 200 epochs without labels; 10 % labels."""
     figure, (left, right) = _figure(2, _ROOMY, titled=True)
     left.set_ylabel("linear, top-1, %")
     left.set_title("self-supervised, 200 epochs", fontsize=10)
@@ -85,20 +85,23 @@ def draw_published() -> Figure:
 
 
 def published_points(measure: str, epochs: int | None = None, colour: str | None = None) -> list[Point]:
-    """Table 1: linear or 20-nn, of the methods whose passes are known; epochs: of so many alone, or of any, named."""
-    found = []
+    """Returns the methods of Table 1 whose passes are known; measure: linear or 20-nn.
+
+    epochs: only methods of so many; by default all, with their epochs in the name.
+    """
+    points = []
     for row in SELF_SUPERVISED:
         accuracy = row.nn_20 if measure == "20-nn" else row.linear
         if row.compute is not None and accuracy is not None and epochs in (None, row.epochs):
-            name = _in_full(row) if epochs is not None else f"{_in_full(row)}, {row.epochs} ep."
-            own = colour or (_OURS if row.ours else _OTHERS)
-            found.append(Point(name, row.compute.flops, accuracy, colour=own, name_colour=own))
-    return found
+            name = _full_name(row) if epochs is not None else f"{_full_name(row)}, {row.epochs} ep."
+            point_colour = colour or (_OURS if row.ours else _OTHERS)
+            points.append(Point(name, row.compute.flops, accuracy, colour=point_colour, name_colour=point_colour))
+    return points
 
 
-def _in_full(row: SelfSupervised) -> str:
-    more = [word for word, there in (("sym.", row.symmetric), ("multi-crop", row.multi_crop)) if there]
-    return f"{row.name}{', ' if more else ''}{' '.join(more)}"
+def _full_name(row: SelfSupervised) -> str:
+    variants = [word for word, holds in (("sym.", row.symmetric), ("multi-crop", row.multi_crop)) if holds]
+    return f"{row.name}{', ' if variants else ''}{' '.join(variants)}"
 
 
 def _semi_supervised() -> Iterator[Point]:
@@ -110,7 +113,7 @@ def _semi_supervised() -> Iterator[Point]:
 
 
 def _ticks(low: float, high: float) -> dict[str, float]:
-    """A few places on a logarithmic axis by what is written there: even steps on a short one, else round numbers."""
+    """Returns a few ticks of a logarithmic axis by their labels: even steps on a short axis, else round numbers."""
     if high < _SHORT * low:
         places = [float(place) for place in MaxNLocator(_TICKS - 1).tick_values(low, high) if low <= place <= high]
         power = math.floor(math.log10(high))
@@ -129,16 +132,16 @@ def _ticks(low: float, high: float) -> dict[str, float]:
 
 
 def _figure(panels: int, size: Size, titled: bool) -> tuple[Figure, list[Axes]]:
-    """Axes of a known size, for labels are placed by it."""
+    """Makes axes of a known size, by which labels are placed."""
     width, height = _LEFT + size[0] + _RIGHT, _BOTTOM + size[1] + _TOP + titled * _TITLE
     figure = Figure(figsize=(panels * width, height))
     axes = []
     for number in range(panels):
         left = (number * width + _LEFT) / (panels * width)
-        one = figure.add_axes((left, _BOTTOM / height, size[0] / (panels * width), size[1] / height))
-        one.set_xlabel(_COMPUTE)
-        one.spines[["top", "right"]].set_visible(False)
-        axes.append(one)
+        panel = figure.add_axes((left, _BOTTOM / height, size[0] / (panels * width), size[1] / height))
+        panel.set_xlabel(_COMPUTE)
+        panel.spines[["top", "right"]].set_visible(False)
+        axes.append(panel)
     return figure, axes
 
 
@@ -161,7 +164,7 @@ def _scatter(axes: Axes, points: Sequence[Point], size: Size, from_zero: bool = 
 
 
 def _write_names(axes: Axes, points: Sequence[Point], size: Size) -> None:
-    """Beside each point, as near as it gets without covering a name or a point; with a line where that is not near."""
+    """Writes each name as near to its point as it fits without overlap; farther ones are joined by a line."""
     longest = int((72 * size[0] / 2 - 9) / _LETTER_WIDTH)  # half a panel, so that it fits on a side of any point
     names = [shorten(escape_unprintable(point.name), longest) for point in points]
     places = _places(axes, points, size)
@@ -189,7 +192,7 @@ Box = tuple[float, float, float, float]
 
 
 def _places(axes: Axes, points: Sequence[Point], size: Size) -> list[tuple[float, float]]:
-    """Where the points are, in typographic points from the lower left corner of the axes."""
+    """Returns positions in typographic points from the lower left corner of the axes."""
     shares = axes.transLimits.transform(axes.transScale.transform([(p.flops, p.accuracy) for p in points]))
     return [(72 * size[0] * x, 72 * size[1] * y) for x, y in shares.tolist()]
 
@@ -197,7 +200,7 @@ def _places(axes: Axes, points: Sequence[Point], size: Size) -> list[tuple[float
 def _free_place(
     x: float, y: float, gap: float, width: float, taken: Sequence[Box], size: Size
 ) -> tuple[float, float, Box]:
-    """Across and up from a point to its label, right of it or left, and the label's box."""
+    """Returns the offset of a label from its point, right of it or left, and the label's box."""
     lines = [0, *(sign * line / 2 for line in range(1, 2 * _FARTHEST) for sign in (1, -1))]
     tried = []
     for up in (line * _LINE for line in lines):
@@ -211,5 +214,5 @@ def _free_place(
     return tried[0]
 
 
-def _overlap(one: Box, other: Box) -> bool:
-    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
+def _overlap(a: Box, b: Box) -> bool:
+    return a[0] < b[1] and b[0] < a[1] and a[2] < b[3] and b[2] < a[3]

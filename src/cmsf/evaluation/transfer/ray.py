@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from optuna.trial import Trial
 
 from cmsf.evaluation.transfer.search import SearchResult
 from cmsf.evaluation.transfer.study import FIRST_RUNG, REDUCTION, quiet_optuna
-from cmsf.evaluation.transfer.trial import MOST_ITERATIONS, Problem, Settings, run_trial, sample_settings
+from cmsf.evaluation.transfer.trial import MOST_ITERATIONS, Problem, Settings, Suggester, run_trial, sample_settings
 from cmsf.utils.errors import BadInput
 
 _VALUE, _ITERATION, _COMPLETE = "value", "iteration", "complete"
@@ -82,7 +81,7 @@ def _tuner(trainable: Any, name: str, trials: int, folder: Path, seed: int) -> A
     )
 
 
-def _space(trial: Trial) -> None:
+def _space(trial: Suggester) -> None:
     """Samples the settings, which Ray reads off the trial."""
     sample_settings(trial)
 

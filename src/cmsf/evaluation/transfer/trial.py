@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
-from optuna.trial import Trial
 from torch import Tensor
 
 from cmsf.evaluation.linear import LinearClassifier, LogisticLoss, NonFiniteLoss
@@ -43,7 +43,16 @@ class Problem:
     per_class: bool
 
 
-def sample_settings(trial: Trial) -> Settings:
+@runtime_checkable
+class Suggester(Protocol):
+    """The part of optuna.Trial that samples: Ray passes an object of its own with no other methods."""
+
+    def suggest_int(self, name: str, low: int, high: int, *, log: bool) -> int: ...
+
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool) -> float: ...
+
+
+def sample_settings(trial: Suggester) -> Settings:
     """Samples from the paper's ranges, all of them log-uniform."""
     return Settings(
         trial.suggest_int("iterations", *_ITERATIONS, log=True),
