@@ -82,7 +82,7 @@ def test_verdicts_equal_a_slow_count(count: int, classes: int, k: int) -> None:
 def test_it_does_not_matter_how_many_images_are_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     features, label = unit(50, 5, 1).float(), labels_of(50, 3)
     whole = score_labels(features, label)
-    monkeypatch.setattr(module, "_AT_ONCE", 7)
+    monkeypatch.setattr(module, "_CHUNK", 7)
     parts = score_labels(features, label)
     for name in vars(whole):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name))
