@@ -11,7 +11,7 @@ IMAGENET_CLASSES = 1000
 IMAGENET_TEST_IMAGES = 50_000
 
 SMALL_CROP = 96
-"""Pixels of a small crop, in SwAV, PAWS and CMSF alike."""
+"""Pixels of a small crop of SwAV, PAWS and CMSF."""
 MULTI_CROP = 3.1
 """Passes of an image with the crops of SwAV and PAWS, two whole views and six small ones, as the paper rounds them."""
 
@@ -41,36 +41,17 @@ class SemiSupervised:
     flops: float
     """In 1e18."""
     top_1: float
-    calculation: Calculation | None = None
-    """None for the one row that the supplement does not have."""
-    tpus: bool = False
-    strong_augmentation: bool = False
     self_supervised: bool = False
     """Pre-trained without labels, and then fine-tuned."""
-    ours: bool = False
-
-
-@dataclass(frozen=True)
-class SelfSupervised:
-    """A row of Table 1, left."""
-
-    name: str
-    batch: int | None
-    epochs: int | None
-    symmetric: bool
-    multi_crop: bool
-    linear: float
-    nn: float | None = None
-    nn_20: float | None = None
-    passes: Passes | None = None
-    """Not printed: from the supplement where it has the method, and from the method's objective here; else None."""
-    ours: bool = False
 
     @property
-    def compute(self) -> Compute | None:
-        if self.passes is None or self.batch is None or self.epochs is None:
-            return None
-        return Compute(self.passes, IMAGENET_IMAGES // self.batch * self.epochs)
+    def calculation(self) -> Calculation | None:
+        """None for the one row that the supplement does not have."""
+        return _CALCULATIONS.get(self.name)
+
+    @property
+    def ours(self) -> bool:
+        return self.name.startswith("CMSF")
 
 
 def _calculated(
@@ -81,7 +62,7 @@ def _calculated(
     flops: float,
     labelled: tuple[float, float, int] = (0, 0, 0),
 ) -> Calculation:
-    """As the table has it: forward, backward, batch; iterations an epoch and epochs, or all of them."""
+    """Takes the table's columns: forward, backward, batch; iterations an epoch and epochs, or all iterations."""
     total = iterations if isinstance(iterations, int) else iterations[0] * iterations[1]
     compute = Compute(Passes(*unlabelled), total, Passes(*labelled))
     return Calculation(compute, None if isinstance(iterations, int) else iterations[0], mini_batch, passes, flops)
@@ -106,40 +87,21 @@ _CALCULATIONS = {
 }
 
 
-def _semi(
-    name: str, epochs: int, batch: int, accelerators: int | None, flops: float, top_1: float, marks: str = ""
-) -> SemiSupervised:
-    """marks: the table's * (TPUs) and † (strong augmentation), and s for self-supervised pre-training."""
-    return SemiSupervised(
-        name,
-        epochs,
-        batch,
-        accelerators,
-        flops,
-        top_1,
-        _CALCULATIONS.get(name),
-        tpus="*" in marks,
-        strong_augmentation="†" in marks,
-        self_supervised="s" in marks,
-        ours=name.startswith("CMSF"),
-    )
-
-
 SEMI_SUPERVISED = (
-    _semi("Mean Shift", 200, 256, 4, 4, 67.4, "s"),
-    _semi("BYOL", 1000, 4096, 512, 40, 68.8, "s*"),
-    _semi("SwAV", 800, 4096, 64, 37, 70.2, "s"),
-    _semi("SimCLRv2", 800, 4096, 128, 16, 68.4, "s*"),
-    _semi("SimCLRv2 (+Self Dist)", 1200, 4096, 128, 20, 70.5, "*"),
-    _semi("UDA", 800, 15872, 64, 10, 68.1, "*†"),
-    _semi("FixMatch", 300, 6144, 32, 7, 71.5, "*†"),
-    _semi("MPL", 800, 2048, None, 30, 73.9, "†"),
-    _semi("PAWS (sup=6720)", 300, 4096, 64, 21, 75.5),
-    _semi("PAWS (sup=1680)", 100, 256, 8, 15, 70.2),
-    _semi("PAWS (sup=400)", 100, 256, 4, 7, 62.9),
-    _semi("CMSF semi-basic", 200, 256, 4, 4, 68.6),
-    _semi("CMSF semi", 200, 256, 4, 4, 69.9),
-    _semi("CMSF semi, mixed", 200, 768, 4, 4, 70.5),
+    SemiSupervised("Mean Shift", 200, 256, 4, 4, 67.4, self_supervised=True),
+    SemiSupervised("BYOL", 1000, 4096, 512, 40, 68.8, self_supervised=True),
+    SemiSupervised("SwAV", 800, 4096, 64, 37, 70.2, self_supervised=True),
+    SemiSupervised("SimCLRv2", 800, 4096, 128, 16, 68.4, self_supervised=True),
+    SemiSupervised("SimCLRv2 (+Self Dist)", 1200, 4096, 128, 20, 70.5),
+    SemiSupervised("UDA", 800, 15872, 64, 10, 68.1),
+    SemiSupervised("FixMatch", 300, 6144, 32, 7, 71.5),
+    SemiSupervised("MPL", 800, 2048, None, 30, 73.9),
+    SemiSupervised("PAWS (sup=6720)", 300, 4096, 64, 21, 75.5),
+    SemiSupervised("PAWS (sup=1680)", 100, 256, 8, 15, 70.2),
+    SemiSupervised("PAWS (sup=400)", 100, 256, 4, 7, 62.9),
+    SemiSupervised("CMSF semi-basic", 200, 256, 4, 4, 68.6),
+    SemiSupervised("CMSF semi", 200, 256, 4, 4, 69.9),
+    SemiSupervised("CMSF semi, mixed", 200, 768, 4, 4, 70.5),
 )
 
 WITH_TARGET, BOTH_WAYS, ONE_NETWORK = (2, 1), (4, 2), (2, 2)
@@ -149,56 +111,74 @@ _OWN_CROPS = 4 * share_of_pass(SMALL_CROP)
 """CMSF's own multi-crop has four, for the online encoder alone (implementation details)."""
 
 
-def _row(
-    name: str,
-    batch: int | None,
-    epochs: int | None,
-    marks: str,
-    linear: float,
-    nn: float | None = None,
-    nn_20: float | None = None,
-    passes: tuple[float, float] | None = None,
-) -> SelfSupervised:
-    """marks: s for a symmetric loss, m for multi-crop."""
-    counted = None if passes is None or batch is None else Passes(*passes, batch)
-    ours = name.startswith("CMSF")
-    return SelfSupervised(name, batch, epochs, "s" in marks, "m" in marks, linear, nn, nn_20, counted, ours)
+@dataclass(frozen=True)
+class SelfSupervised:
+    """A row of Table 1, left."""
+
+    name: str
+    batch: int | None
+    epochs: int | None
+    marks: str
+    """s for a symmetric loss, m for multi-crop."""
+    linear: float
+    nn: float | None = None
+    nn_20: float | None = None
+    passes: tuple[float, float] | None = None
+    """Forward and backward. Not printed: by the supplement where it has the method, else by the method's loss."""
+
+    @property
+    def symmetric(self) -> bool:
+        return "s" in self.marks
+
+    @property
+    def multi_crop(self) -> bool:
+        return "m" in self.marks
+
+    @property
+    def ours(self) -> bool:
+        return self.name.startswith("CMSF")
+
+    @property
+    def compute(self) -> Compute | None:
+        if self.passes is None or self.batch is None or self.epochs is None:
+            return None
+        return Compute(Passes(*self.passes, self.batch), IMAGENET_IMAGES // self.batch * self.epochs)
 
 
 SELF_SUPERVISED = (
-    _row("Supervised", 256, 100, "", 76.2, 71.4, 74.8, passes=(1, 1)),
-    _row("Random-init", None, None, "", 5.1, 1.5, 2.0),
-    _row("SeLa-v2", 4096, 400, "s", 67.2),
-    _row("SimCLR", 4096, 1000, "s", 69.3, passes=ONE_NETWORK),
-    _row("SwAV", 4096, 400, "s", 70.1, passes=ONE_NETWORK),
-    _row("DeepCluster-v2", 4096, 400, "s", 70.2),
-    _row("SimSiam", 256, 400, "s", 70.8, passes=ONE_NETWORK),
-    _row("MoCo v2", 256, 800, "", 71.1, 57.3, 61.0, passes=WITH_TARGET),
-    _row("CompRess", 256, 1130, "", 71.9, 63.3, 66.8),  # printed as 1K+130: its teacher's epochs, and its own
-    _row("InvP", 256, 800, "", 71.3),
-    _row("BYOL", 4096, 1000, "s", 74.3, 62.8, 66.9, passes=BOTH_WAYS),
-    _row("SwAV", 4096, 800, "sm", 75.3, passes=_SWAV),
-    _row("NNCLR", 4096, 1000, "", 75.4, passes=ONE_NETWORK),
-    _row("SimCLR", 4096, 200, "s", 68.3, passes=ONE_NETWORK),
-    _row("SwAV", 4096, 200, "s", 69.1, passes=ONE_NETWORK),
-    _row("MoCo v2", 256, 200, "s", 69.9, passes=BOTH_WAYS),
-    _row("SimSiam", 256, 200, "s", 70.0, passes=ONE_NETWORK),
-    _row("NNCLR", 4096, 200, "", 70.7, passes=ONE_NETWORK),
-    _row("BYOL", 4096, 200, "s", 70.6, passes=BOTH_WAYS),
-    _row("SwAV", 256, 200, "sm", 72.7, passes=_SWAV),
-    _row("Truncated Triplet", 832, 200, "s", 73.8),
-    _row("OBoW", 256, 200, "m", 73.8),
-    _row("CMSF self (128K)", 256, 200, "m", 74.4, 62.3, 66.2, passes=(2 + _OWN_CROPS, 1 + _OWN_CROPS)),
-    _row("MoCo v2", 256, 200, "", 67.5, 50.9, 54.3, passes=WITH_TARGET),
-    _row("CO2", 256, 200, "", 68.0),
-    _row("BYOL-asym", 256, 200, "", 69.3, 55.0, 59.2, passes=WITH_TARGET),
-    _row("ISD", 256, 200, "", 69.8, 59.2, 62.0, passes=WITH_TARGET),
-    _row("MSF (1M)", 256, 200, "", 72.4, 62.0, 64.9, passes=WITH_TARGET),
-    _row("MSF (256K)", 256, 200, "", 72.2, 62.1, 65.1, passes=WITH_TARGET),
-    _row("CMSF self (128K)", 256, 200, "", 73.0, 63.2, 66.4, passes=WITH_TARGET),
+    SelfSupervised("Supervised", 256, 100, "", 76.2, 71.4, 74.8, passes=(1, 1)),
+    SelfSupervised("Random-init", None, None, "", 5.1, 1.5, 2.0),
+    SelfSupervised("SeLa-v2", 4096, 400, "s", 67.2),
+    SelfSupervised("SimCLR", 4096, 1000, "s", 69.3, passes=ONE_NETWORK),
+    SelfSupervised("SwAV", 4096, 400, "s", 70.1, passes=ONE_NETWORK),
+    SelfSupervised("DeepCluster-v2", 4096, 400, "s", 70.2),
+    SelfSupervised("SimSiam", 256, 400, "s", 70.8, passes=ONE_NETWORK),
+    SelfSupervised("MoCo v2", 256, 800, "", 71.1, 57.3, 61.0, passes=WITH_TARGET),
+    SelfSupervised("CompRess", 256, 1130, "", 71.9, 63.3, 66.8),  # printed as 1K+130: its teacher's epochs, and its own
+    SelfSupervised("InvP", 256, 800, "", 71.3),
+    SelfSupervised("BYOL", 4096, 1000, "s", 74.3, 62.8, 66.9, passes=BOTH_WAYS),
+    SelfSupervised("SwAV", 4096, 800, "sm", 75.3, passes=_SWAV),
+    SelfSupervised("NNCLR", 4096, 1000, "", 75.4, passes=ONE_NETWORK),
+    SelfSupervised("SimCLR", 4096, 200, "s", 68.3, passes=ONE_NETWORK),
+    SelfSupervised("SwAV", 4096, 200, "s", 69.1, passes=ONE_NETWORK),
+    SelfSupervised("MoCo v2", 256, 200, "s", 69.9, passes=BOTH_WAYS),
+    SelfSupervised("SimSiam", 256, 200, "s", 70.0, passes=ONE_NETWORK),
+    SelfSupervised("NNCLR", 4096, 200, "", 70.7, passes=ONE_NETWORK),
+    SelfSupervised("BYOL", 4096, 200, "s", 70.6, passes=BOTH_WAYS),
+    SelfSupervised("SwAV", 256, 200, "sm", 72.7, passes=_SWAV),
+    SelfSupervised("Truncated Triplet", 832, 200, "s", 73.8),
+    SelfSupervised("OBoW", 256, 200, "m", 73.8),
+    SelfSupervised("CMSF self (128K)", 256, 200, "m", 74.4, 62.3, 66.2, passes=(2 + _OWN_CROPS, 1 + _OWN_CROPS)),
+    SelfSupervised("MoCo v2", 256, 200, "", 67.5, 50.9, 54.3, passes=WITH_TARGET),
+    SelfSupervised("CO2", 256, 200, "", 68.0),
+    SelfSupervised("BYOL-asym", 256, 200, "", 69.3, 55.0, 59.2, passes=WITH_TARGET),
+    SelfSupervised("ISD", 256, 200, "", 69.8, 59.2, 62.0, passes=WITH_TARGET),
+    SelfSupervised("MSF (1M)", 256, 200, "", 72.4, 62.0, 64.9, passes=WITH_TARGET),
+    SelfSupervised("MSF (256K)", 256, 200, "", 72.2, 62.1, 65.1, passes=WITH_TARGET),
+    SelfSupervised("CMSF self (128K)", 256, 200, "", 73.0, 63.2, 66.4, passes=WITH_TARGET),
 )
 
 PAWS_TIMES_OURS = 4.8
-"""How many times the FLOPs of CMSF semi with mixed precision PAWS (sup=6720) has, says the text."""
+"""FLOPs of PAWS (sup=6720) over those of CMSF semi with mixed precision, by the text."""
 SYMMETRIC_TIMES = 2
-"""What a symmetric loss multiplies the FLOPs by, says the head of Table 1."""
+"""Factor of a symmetric loss on FLOPs, by the head of Table 1."""
