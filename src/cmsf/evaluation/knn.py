@@ -25,7 +25,7 @@ _CHUNK = 256
 
 @dataclass(frozen=True)
 class Vote:
-    """How the k nearest vote: with equal weights, or with exp(similarity / temperature)."""
+    """A vote of the k nearest: with equal weights, or with exp(similarity / temperature)."""
 
     k: int
     temperature: float | None = None

@@ -21,7 +21,7 @@ from cmsf.utils.files import expand_user
 
 _FIFTH = 0.2
 Mask = Bool[Tensor, " n"]
-"""Some images of a source, whose parts lie one after the other."""
+"""Marks images of a source, all its parts in a row."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def split_images(name: str, provided: Mapping[str, Mask], labels: Labels, rule: 
 
 
 def _draw_all(labels: Labels, rule: SplitRule, seed: int) -> tuple[Mask, Mask, Mask]:
-    """Of each class, in an order by the seed, the first images are for val, the next for train, then test."""
+    """Draws all splits: of each class, in an order by the seed, first val, then train, then test."""
     assert rule.train is not None
     assert isinstance(rule.val, int)
     most = int(labels.counts().max()) if len(labels) else 0

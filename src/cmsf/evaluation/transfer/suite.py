@@ -102,8 +102,8 @@ PAPER = {
         TransferSet("flowers102", "torchvision:Flowers102", per_class=True, classes=102, counts=(1020, 1020, 6149)),
     )
 }
-"""The supplement's table "Transfer dataset details". For Caltech-101 its caption says 30 test images a class, and its
-counts have 30 to train and validate on, as we do."""
+"""The supplement's table "Transfer dataset details". For Caltech-101 its caption says 30 test images a class, while its
+counts have 30 in train and val, as we do."""
 
 MEAN = "mean"
 _KEYS = ("data", "like", "train", "val", "test", "measure")
@@ -129,7 +129,7 @@ def read_suite(file: Path) -> list[TransferSet]:
     content, root = read_yaml(file)
     if not isinstance(content, dict) or not content:
         raise BadInput(f"{file} names no data sets; it has lines such as birds: photos/birds")
-    names = [str(key.value) for key, _ in root.value]  # what YAML makes of them may be equal, or no text
+    names = [str(key.value) for key, _ in root.value]  # as written: YAML may parse them to equal values, or not to text
     for name, count in Counter(names).items():
         if count > 1 or name == MEAN:
             raise BadInput(f"{file} has {name!r} {'twice' if name != MEAN else 'for a name, which the mean has'}")
@@ -174,7 +174,7 @@ def _check_amount(where: str, key: str, value: Any) -> Any:
     share = key == "val" and isinstance(value, float) and 0 < value < 1
     if not (whole or share):
         kinds = "a number of images a class, or a share below 1" if key == "val" else "a number of images a class"
-        raise BadInput(f"{where} has {key}: {short_repr(value)}; it takes {kinds}")
+        raise BadInput(f"{where} has {key}: {short_repr(value)}; expected {kinds}")
     return value
 
 
