@@ -87,22 +87,21 @@ def class_report(
     """
     known = train_class != UNKNOWN
     train, train_class = train[known.to(train.device)], train_class[known]
-    in_test = torch.zeros(len(names), dtype=torch.int64)
-    query, truth, images, own = train, train_class, known.nonzero()[:, 0], torch.arange(len(train))
-    left_out = test is None or test_class is None or not bool((test_class != UNKNOWN).any())
-    if not left_out:
-        assert test is not None
-        assert test_class is not None
+    own = None
+    if test is None or test_class is None or not bool((test_class != UNKNOWN).any()):
+        query, truth, images, own = train, train_class, known.nonzero()[:, 0], torch.arange(len(train))
+    else:
         judged = test_class != UNKNOWN
         query, truth, images = test[judged.to(test.device)], test_class[judged], len(known) + judged.nonzero()[:, 0]
-        in_test = truth.bincount(minlength=len(names))
+    left_out = own is not None
     if len(train) < 1 + left_out:
         raise BadInput(f"there are {len(train)} training images with a class, too few to have neighbours")
-    found = None if graph is None else graph.among(images, known, VOTES[VOTE].k)
-    nearest = k_nearest(query, train, VOTES[VOTE].k, own if left_out else None) if found is None else found.batches()
+    neighbours = None if graph is None else graph.among(images, known, VOTES[VOTE].k)
+    nearest = k_nearest(query, train, VOTES[VOTE].k, own) if neighbours is None else neighbours.batches()
     guess, purity = _by_neighbours(nearest, truth, train_class, len(names))
     counts = confusion(guess, truth, len(names))
     in_train = train_class.bincount(minlength=len(names))
+    in_test = torch.zeros_like(in_train) if left_out else truth.bincount(minlength=len(names))
     rows = [
         _row(number, names, counts, purity[truth == number], int(in_train[number]), int(in_test[number]))
         for number in ((in_train + in_test) > 0).nonzero()[:, 0].tolist()
