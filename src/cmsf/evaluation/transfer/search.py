@@ -75,12 +75,9 @@ def make_search(folder: Path, *, trials: int, processes: int, seed: int, storage
 
         # Ray reports no progress before it is done.
         return lambda problem, name, _: search_with_ray(problem, _file_name(name), trials, folder, processes, seed)
-
-    def search_with_optuna(problem: Problem, name: str, on_progress: OnProgress) -> SearchResult:
-        location = storage or folder / f"{_file_name(name)}.journal"
-        return search(problem, name, trials, location, processes, seed, on_progress=on_progress)
-
-    return search_with_optuna
+    return lambda problem, name, on_progress: search(
+        problem, name, trials, storage or folder / f"{_file_name(name)}.journal", processes, seed, True, on_progress
+    )
 
 
 def _file_name(study: str) -> str:
