@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from cmsf.evaluation.transfer.search import Problem, search
+from cmsf.evaluation.transfer.search import search
+from cmsf.evaluation.transfer.trial import Problem
 
 TRAIN, VAL, FEATURES, CLASSES = 2_940, 740, 2_048, 37
 RANK = 64

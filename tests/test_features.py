@@ -112,7 +112,7 @@ def test_a_network_that_has_diverged_is_named(tmp_path: Path) -> None:
     network = Counting()
     with torch.no_grad():
         network.layers[0].weight[0] = torch.nan
-    with pytest.raises(BadInput, match="features of 30 of 30 images are not finite"):
+    with pytest.raises(BadInput, match="features of 30 of 30 images have NaN or inf"):
         FeatureExtractor(network, 12, cache=tmp_path)(noise_split(30, 0))
     assert not list(tmp_path.iterdir())
 
@@ -122,4 +122,4 @@ def test_features_that_cannot_be_kept_are_used_all_the_same(tmp_path: Path, caps
     in_the_way = tmp_path / "features"
     in_the_way.write_text("a file")
     assert torch.equal(FeatureExtractor(network, 12, cache=in_the_way)(split), FeatureExtractor(network, 12)(split))
-    assert "features are not kept" in capsys.readouterr().err
+    assert "features are not cached" in capsys.readouterr().err

@@ -101,9 +101,7 @@ def test_the_journal_of_a_search_stays_in_its_folder(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Path] = []
-    monkeypatch.setattr(
-        sys.modules["cmsf.evaluation.transfer.search"], "search", lambda *given, watch: asked.append(given[3])
-    )
+    monkeypatch.setattr(sys.modules["cmsf.evaluation.transfer.search"], "search", lambda *given: asked.append(given[3]))
     search = make_search(tmp_path, trials=1, processes=1, seed=0, storage=None, ray=False)
     search(None, f"{name}-0123456789abcdef", lambda finished, best: None)
     (journal,) = asked

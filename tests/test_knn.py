@@ -29,8 +29,8 @@ def slow_vote(query: Tensor, train: Tensor, label: Tensor, k: int, temperature: 
 def test_votes_equal_a_slow_count(k: int, temperature: float | None) -> None:
     train, query = unit(120, 5, 0), unit(60, 5, 1)
     label = torch.randint(6, (120,), generator=torch.Generator().manual_seed(0))
-    ballots = {"asked": Vote(k, temperature), "another": Vote(30)}
-    assert classify(query, train, label, ballots)["asked"].tolist() == slow_vote(query, train, label, k, temperature)
+    votes = {"asked": Vote(k, temperature), "another": Vote(30)}
+    assert classify(query, train, label, votes)["asked"].tolist() == slow_vote(query, train, label, k, temperature)
 
 
 def test_equal_distances_go_to_the_lower_row_and_equal_votes_to_the_lower_class() -> None:

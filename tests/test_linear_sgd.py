@@ -25,9 +25,9 @@ def test_the_steps_are_those_of_momentum_sgd_with_a_dropping_rate() -> None:
     """Softmax, its gradient and the update written out by hand."""
     features, label = problem(3, images=60)
     features = features.double()
-    course = LinearSGDSchedule(102_400)
+    schedule = LinearSGDSchedule(102_400)
     plan = batches(features, 40, 20)
-    layer = fit_by_sgd(iter(plan), features, label, 3, course)
+    layer = fit_by_sgd(iter(plan), features, label, 3, schedule)
 
     weight, bias = torch.zeros(3, 8, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
     speed = [torch.zeros_like(weight), torch.zeros_like(bias)]
@@ -58,9 +58,9 @@ def test_the_steps_are_those_of_momentum_sgd_with_a_dropping_rate() -> None:
 def test_the_papers_course_and_more_of_it_where_images_are_few(
     images: int, epochs: int, rate: float, drops: tuple[int, int]
 ) -> None:
-    course = LinearSGDSchedule(images)
-    assert (course.epochs, course.drops) == (epochs, drops)
-    assert course.rate == pytest.approx(rate, rel=1e-2)
+    schedule = LinearSGDSchedule(images)
+    assert (schedule.epochs, schedule.drops) == (epochs, drops)
+    assert schedule.rate == pytest.approx(rate, rel=1e-2)
 
 
 def test_both_optimisers_agree_within_half_a_point_on_the_same_features() -> None:
@@ -68,8 +68,8 @@ def test_both_optimisers_agree_within_half_a_point_on_the_same_features() -> Non
     features, label = problem(10, images=6000)
     scale = StandardScaler.fit(features[:4000])
     known, asked = scale(features[:4000]), scale(features[4000:])
-    course = LinearSGDSchedule(4000)
-    by_sgd = fit_by_sgd(iter(batches(known, course.epochs, 256)), known, label[:4000], 10, course)
+    schedule = LinearSGDSchedule(4000)
+    by_sgd = fit_by_sgd(iter(batches(known, schedule.epochs, 256)), known, label[:4000], 10, schedule)
     ((_, converged),) = fit_path(known, label[:4000], 10, (1e-4,))
     ours, theirs = (
         100 * float((layer(asked).argmax(1) == label[4000:]).double().mean()) for layer in (by_sgd, converged)

@@ -6,14 +6,14 @@ from helpers import unit
 from sklearn.neighbors import KNeighborsClassifier
 
 from cmsf.evaluation.knn import Vote, classify
-from cmsf.evaluation.retrieval import recalled
+from cmsf.evaluation.retrieval import recall_at_k
 
 
 def test_recall_is_what_a_loop_counts() -> None:
     train, query = unit(80, 6, 0), unit(40, 6, 1)
     generator = torch.Generator().manual_seed(0)
     label, truth = (torch.randint(12, (count,), generator=generator) for count in (80, 40))
-    found = recalled(query, train, label, truth)
+    found = recall_at_k(query, train, label, truth)
     for k in (1, 5, 10):
         expected = []
         for vector, wanted in zip(query, truth.tolist(), strict=True):
@@ -26,7 +26,7 @@ def test_recall_is_what_a_loop_counts() -> None:
 
 def test_fewer_training_images_than_the_depth_are_all_looked_at() -> None:
     train, query = unit(3, 4, 0), unit(5, 4, 1)
-    found = recalled(query, train, torch.tensor([0, 1, 2]), torch.tensor([0, 1, 2, 3, 0]))
+    found = recall_at_k(query, train, torch.tensor([0, 1, 2]), torch.tensor([0, 1, 2, 3, 0]))
     assert found["R@5"].tolist() == found["R@10"].tolist() == [True, True, True, False, True]
 
 

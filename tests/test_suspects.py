@@ -82,7 +82,7 @@ def test_verdicts_equal_a_slow_count(count: int, classes: int, k: int) -> None:
 def test_it_does_not_matter_how_many_images_are_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     features, label = unit(50, 5, 1).float(), labels_of(50, 3)
     whole = score_labels(features, label)
-    monkeypatch.setattr(module, "_AT_ONCE", 7)
+    monkeypatch.setattr(module, "_CHUNK", 7)
     parts = score_labels(features, label)
     for name in vars(whole):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name))
@@ -217,7 +217,7 @@ def test_labels_that_cannot_be_doubted_are_refused() -> None:
     with pytest.raises(BadInput, match="no labels to check; give a list with --labels"):
         find_label_issues(lambda split: unit(len(split), 4, 0), nothing)
     same = replace(data, train=replace(data.train, label=torch.zeros(12, dtype=torch.int64)))
-    with pytest.raises(BadInput, match="all 12 labelled images of noise are 'a'; there must be two classes"):
+    with pytest.raises(BadInput, match="all 12 labelled images of noise are 'a'; at least two classes"):
         find_label_issues(lambda split: unit(len(split), 4, 0), same)
 
 
@@ -397,7 +397,7 @@ def test_what_cannot_be_checked_is_refused_in_a_line_and_nothing_is_written(
     assert "no such run: nowhere" in refused("nowhere")
     assert "is not a run" in refused(tmp_path)
     assert "have no labels to check" in refused(run.path, "--data", unlabelled, "--workers", "0")
-    assert "there must be two classes" in refused(run.path, "--data", one_class, "--workers", "0")
+    assert "at least two classes" in refused(run.path, "--data", one_class, "--workers", "0")
     for least in ("2", "-0.1", "nan", "much"):
         assert f"invalid value --least {least}; expected a number from 0 to 1" in refused(run.path, f"--least={least}")
     assert "expected a .csv file" in refused(run.path, "--out", "suspects.txt")

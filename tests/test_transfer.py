@@ -15,8 +15,8 @@ from cmsf.data import open_source
 from cmsf.data.labels import Labels
 from cmsf.evaluation import FeatureExtractor
 from cmsf.evaluation.transfer import evaluate_transfer, make_search, read_suite
-from cmsf.evaluation.transfer.evaluate import prepare
-from cmsf.evaluation.transfer.suite import PAPER, Division, Rule, divide, paper_suite, places
+from cmsf.evaluation.transfer.prepare import DataSplits, part_masks, prepare, split_images
+from cmsf.evaluation.transfer.suite import PAPER, SplitRule, paper_suite
 from cmsf.utils.errors import BadInput
 from cmsf.utils.progress import redirect_progress
 
@@ -45,10 +45,10 @@ def pool(parts: dict[str, list[int]]) -> tuple[dict[str, Tensor], Labels]:
     classes = torch.tensor([number for counts in parts.values() for number in range(len(counts))])
     number = classes.repeat_interleave(sizes)
     names = tuple(str(i) for i in range(int(number.max()) + 1))
-    return places({part: sum(counts) for part, counts in parts.items()}), Labels(number, names)
+    return part_masks({part: sum(counts) for part, counts in parts.items()}), Labels(number, names)
 
 
-def disjoint(division: Division) -> bool:
+def disjoint(division: DataSplits) -> bool:
     together = torch.cat([division.train, division.val, division.test])
     return len(together.unique()) == len(together)
 
@@ -57,7 +57,7 @@ def disjoint(division: Division) -> bool:
 def test_every_count_is_that_of_the_papers_table(name: str) -> None:
     wanted = PAPER[name]
     provided, labels = pool(STAND_INS[name])
-    division = divide(name, provided, labels, wanted.rule, seed=0)
+    division = split_images(name, provided, labels, wanted.rule, seed=0)
     assert division.counts == wanted.counts
     assert wanted.differences(division.counts, len(labels.names)) == []
     assert disjoint(division)
@@ -68,7 +68,7 @@ def test_every_count_is_that_of_the_papers_table(name: str) -> None:
 def test_aircrafts_and_cars_fifth_is_rounded_within_each_class() -> None:
     for name, sizes in (("cars", {40: 8, 41: 8, 43: 9}), ("aircraft", {66: 13, 67: 13, 68: 14})):
         provided, labels = pool(STAND_INS[name])
-        division = divide(name, provided, labels, PAPER[name].rule, seed=0)
+        division = split_images(name, provided, labels, PAPER[name].rule, seed=0)
         learned = labels.number[~provided["test"]].bincount()
         for count, val in zip(learned.tolist(), labels.number[division.val].bincount().tolist(), strict=True):
             assert val == sizes[count]
@@ -79,7 +79,7 @@ def test_caltech_has_25_and_5_of_each_class_and_the_rest_to_test(background: boo
     sizes = [*CALTECH, 467] if background else CALTECH
     sizes = [*sizes[:-1], sizes[-1] + (9144 if background else 8677) - sum(sizes)]
     provided, labels = pool({"train": sizes})
-    division = divide("caltech101", provided, labels, PAPER["caltech101"].rule, seed=0)
+    division = split_images("caltech101", provided, labels, PAPER["caltech101"].rule, seed=0)
     assert division.counts == ((2550, 510, 6084) if background else (2525, 505, 5647))
     assert disjoint(division)
     (said,) = PAPER["caltech101"].differences(division.counts, len(labels.names))
@@ -99,7 +99,7 @@ def test_the_measures_are_the_tables() -> None:
 
 def test_what_is_drawn_depends_on_the_seed_alone() -> None:
     provided, labels = pool(STAND_INS["pets"])
-    first, again, other = (divide("pets", provided, labels, Rule(val=20), seed) for seed in (0, 0, 1))
+    first, again, other = (split_images("pets", provided, labels, SplitRule(val=20), seed) for seed in (0, 0, 1))
     assert torch.equal(first.val, again.val)
     assert not torch.equal(first.val, other.val)
     assert torch.equal(first.test, other.test)
@@ -107,20 +107,20 @@ def test_what_is_drawn_depends_on_the_seed_alone() -> None:
 
 def test_sets_without_splits_or_val_have_a_fifth_of_each_class_drawn_and_say_so() -> None:
     provided, labels = pool({"train": [50] * 4})
-    division = divide("birds", provided, labels, Rule(), seed=0)
+    division = split_images("birds", provided, labels, SplitRule(), seed=0)
     assert division.counts == (128, 32, 40)
     assert [note.split(":")[0] for note in division.notes] == ["it has no images in test", "it has no images in val"]
     provided, labels = pool({"train": [50] * 4, "val": [7] * 4, "test": [9] * 4})
-    division = divide("birds", provided, labels, Rule(), seed=0)
+    division = split_images("birds", provided, labels, SplitRule(), seed=0)
     assert (division.counts, division.notes) == ((200, 28, 36), ())
 
 
 def test_images_without_a_label_are_in_no_split() -> None:
     provided, labels = pool({"train": [10, 10], "val": [5, 5], "test": [5, 5]})
     labels = labels.keep(torch.arange(40) % 2 == 0)
-    assert sum(divide("birds", provided, labels, Rule(), seed=0).counts) == 20
+    assert sum(split_images("birds", provided, labels, SplitRule(), seed=0).counts) == 20
     with pytest.raises(BadInput, match="birds has no labelled images left for test"):
-        divide("birds", provided, labels.keep(~provided["test"]), Rule(), seed=0)
+        split_images("birds", provided, labels.keep(~provided["test"]), SplitRule(), seed=0)
 
 
 def write_sun(root: Path, lists: bool) -> Path:
@@ -145,7 +145,7 @@ def test_sun_is_divided_by_its_lists_or_drawn_and_said(lists: bool, tmp_path: Pa
         wanted = replace(PAPER["sun397"], source=str(source))
         prepared = prepare(wanted, open_source(source), seed=0)
         assert prepared.labels.names == ("abbey", "apartment_building/outdoor")
-        division, paths = prepared.division, prepared.parts["train"].images.paths
+        division, paths = prepared.splits, prepared.parts["train"].images.paths
         assert division.counts == (80, 20, 100)
         assert torch.cat([division.val, division.train]).unique().numel() == 100
         even = [int(Path(paths[i]).stem[4:]) % 2 == 0 for i in division.test.tolist()]
@@ -174,10 +174,10 @@ def test_a_folder_joins_the_suite_in_one_line_and_the_papers_names_bring_their_r
         "textures: {data: dtd, train: 40, val: 40, measure: mean per class}\n",
     )
     found, pets, flowers, textures = read_suite(file)
-    assert (found.name, found.source, found.rule, found.per_class) == ("birds", str(birds), Rule(), False)
+    assert (found.name, found.source, found.rule, found.per_class) == ("birds", str(birds), SplitRule(), False)
     assert pets == replace(PAPER["pets"], source="/photos/pets")
     assert (flowers.source, flowers.per_class, flowers.counts) == ("torchvision:Flowers102", True, (1020, 1020, 6149))
-    assert (textures.rule, textures.per_class, textures.counts) == (Rule(train=40, val=40), True, None)
+    assert (textures.rule, textures.per_class, textures.counts) == (SplitRule(train=40, val=40), True, None)
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,8 @@ def test_a_folder_joins_the_suite_in_one_line_and_the_papers_names_bring_their_r
         ("birds: {dat: x}", "needs a source"),
         ("birds: {data: x, measur: top-1}", "did you mean 'measure'|did you mean measure"),
         ("birds: {data: x, like: pest}", "did you mean 'pets'|did you mean pets"),
-        ("birds: {data: x, val: 1.5}", "it takes a number of images a class, or a share below 1"),
-        ("birds: {data: x, train: 0.5}", "it takes a number of images a class"),
+        ("birds: {data: x, val: 1.5}", "expected a number of images a class, or a share below 1"),
+        ("birds: {data: x, train: 0.5}", "expected a number of images a class"),
         ("birds: {data: x, measure: f1}", "use top-1 or mean per class"),
         ("birds: [", "is not valid YAML"),
         ("birds: 2024-13-45", "is not valid YAML"),
@@ -227,7 +227,12 @@ def test_a_mistake_in_the_last_set_shows_before_any_work(birds: Path, tmp_path: 
     network.register_forward_hook(lambda *_: pytest.fail("images were looked at"))
     with pytest.raises(BadInput, match=r"data set other: no such file or folder: .*missing"):
         evaluate_transfer(
-            FeatureExtractor(network, 16), suite, lambda problem, name, watch: pytest.fail("searched"), 0, 1, print
+            FeatureExtractor(network, 16),
+            suite,
+            lambda problem, name, _: pytest.fail("searched"),
+            0,
+            1,
+            print,
         )
 
 

@@ -7,7 +7,7 @@ import pytest
 from test_transfer_search import small_problem
 
 from cmsf.evaluation.transfer.ray import search_with_ray
-from cmsf.evaluation.transfer.trial import fit, measure
+from cmsf.evaluation.transfer.trial import fit, validation_accuracy
 from cmsf.utils.errors import BadInput
 
 
@@ -22,7 +22,7 @@ def test_ray_finds_settings_ends_what_it_started_and_does_not_begin_anew(
     assert found.trials["pruned"] > 0
     assert found.trials["failed"] == 0
     layer = fit(problem.train, problem.train_label, problem.classes, found.best)
-    assert measure(layer, problem) == found.value
+    assert validation_accuracy(layer, problem) == found.value
     assert not ray.is_initialized()
     assert capfd.readouterr().out == ""
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)  # one that is there is used, and left

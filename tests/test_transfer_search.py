@@ -17,8 +17,8 @@ from optuna.trial import TrialState
 
 from cmsf.evaluation.linear import LinearClassifier
 from cmsf.evaluation.transfer import study as study_module
-from cmsf.evaluation.transfer.search import Problem, SearchResult, search
-from cmsf.evaluation.transfer.trial import Settings, fit, measure
+from cmsf.evaluation.transfer.search import SearchResult, search
+from cmsf.evaluation.transfer.trial import Problem, Settings, fit, validation_accuracy
 from cmsf.utils.errors import BadInput
 
 
@@ -64,7 +64,7 @@ def test_the_best_is_the_best_completed_trial_and_its_value_can_be_had_again(tmp
     complete = [trial for trial in kept(tmp_path / "journal") if trial.state is TrialState.COMPLETE]
     assert found.value == max(trial.value for trial in complete)
     layer = fit(problem.train, problem.train_label, 3, found.best)
-    assert measure(layer, problem) == found.value
+    assert validation_accuracy(layer, problem) == found.value
     assert found.trials == {"complete": len(complete), "pruned": 25 - len(complete), "failed": 0}
 
 
@@ -135,7 +135,7 @@ def test_trials_that_another_machine_runs_are_counted_and_given_up_when_it_dies(
 def test_of_two_processes_that_begin_the_last_trial_at_once_the_second_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study_module, "_wanted", lambda *_, turns=iter([True] * 4 + [False]): next(turns))
+    monkeypatch.setattr(study_module, "_needs_trial", lambda *_, turns=iter([True] * 4 + [False]): next(turns))
     found = search(small_problem(), "a", 3, tmp_path / "journal", 1, 0, prune=False)
     assert found.trials == {"complete": 3, "pruned": 0, "failed": 0}
     assert len(kept(tmp_path / "journal")) == 4
@@ -263,7 +263,7 @@ def test_the_measure_is_top_1_or_its_mean_over_classes() -> None:
     val, label = torch.tensor([[1.0], [1.0], [1.0], [-1.0]]), torch.tensor([0, 0, 0, 1])
     always_first = LinearClassifier(torch.tensor([[1.0], [0.0]]), torch.tensor([2.0, 0.0]))
     top_1, per_class = (Problem(val, label, val, label, 2, choice) for choice in (False, True))
-    assert measure(always_first, top_1) == 75
-    assert measure(always_first, per_class) == 50
+    assert validation_accuracy(always_first, top_1) == 75
+    assert validation_accuracy(always_first, per_class) == 50
     not_a_number = LinearClassifier(torch.full((2, 1), torch.nan), torch.zeros(2))
-    assert measure(not_a_number, Problem(val, 1 - label, val, 1 - label, 2, False)) == 0
+    assert validation_accuracy(not_a_number, Problem(val, 1 - label, val, 1 - label, 2, False)) == 0

@@ -809,10 +809,10 @@ def suite_file(stock: Stock, box: Box, random: Random) -> Case:
         )
 
     def action() -> int:
-        from cmsf.evaluation.transfer.evaluate import _opened
+        from cmsf.evaluation.transfer.prepare import open_set
 
-        for wanted in read_suite(file):
-            _opened(wanted, 0)
+        for dataset in read_suite(file):
+            open_set(dataset, 0)
         return 0
 
     return Case(action)

@@ -1,4 +1,4 @@
-"""Collapse: embeddings that come to say the same of every image, or to differ along one line alone."""
+"""Collapse: embeddings that become the same for every image, or differ along one line only."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 
 SPREAD_FLOOR = 0.02
 RANK_FLOOR = 1.5
-"""docs/decisions/23: what no healthy run comes near. Of two classes that are told apart, one line is all there is to
-say, so what learns from labels has no least rank."""
+"""No healthy run comes near these (docs/decisions/23). One line is enough to separate two classes, so training with
+labels has no minimal rank."""
 CHECKS = 5
-"""So many steps that are looked at, one after another, make a collapse."""
+"""Consecutive checks below a floor that make a collapse."""
 
 
 @dataclass(frozen=True)
 class EmbeddingStats:
-    """How much the embeddings of some images differ, and in how many directions."""
+    """How much embeddings differ, and in how many directions."""
 
     spread: float
     effective_rank: float
@@ -31,16 +31,18 @@ class EmbeddingStats:
 
 
 def spread(embedding: Float[Tensor, "n d"]) -> float:
-    """1 for embeddings all over the sphere, 0 where all are the same: the sign of a collapse."""
+    """Returns the root of the total variance: 1 for embeddings all over the sphere, 0 where all are the same."""
     return float(embedding.cpu().double().var(0, unbiased=False).sum().sqrt())
 
 
 def effective_rank(embedding: Float[Tensor, "n d"]) -> float:
-    """exp(entropy of σ / Σσ), σ the singular values of the centred embeddings (Roy and Vetterli 2007): from 1, a line,
-    to min(n, d), a ball. 0 where all are the same."""
+    """Returns exp(entropy of σ / Σσ), σ the singular values of the centred embeddings (Roy and Vetterli 2007).
+
+    From 1, a line, to min(n, d), a ball; 0 where all are the same.
+    """
     centred = embedding.cpu().double()
     centred = centred - centred.mean(0)
-    # Of the smaller product, whose eigenvalues are the squares: many times faster than the singular values themselves.
+    # The eigenvalues of the smaller product are their squares: many times faster than the singular values themselves.
     product = centred @ centred.T if len(centred) < centred.shape[1] else centred.T @ centred
     if not product.isfinite().all():
         return math.nan
@@ -51,28 +53,28 @@ def effective_rank(embedding: Float[Tensor, "n d"]) -> float:
 
 @dataclass
 class CollapseDetector:
-    """Counts the steps on which the embeddings were hardly different; it goes into checkpoints."""
+    """Counts consecutive checks below a floor; its state goes into checkpoints."""
 
     min_rank: float = RANK_FLOOR
     below: int = 0
     said: bool = False
 
-    def update(self, variety: EmbeddingStats) -> str | None:
-        """What to say when they have been below a floor for too long, until it is `said`."""
-        low_spread, low_rank = variety.spread < SPREAD_FLOOR, variety.effective_rank < self.min_rank
+    def update(self, stats: EmbeddingStats) -> str | None:
+        """Returns a message when too many checks in a row were below a floor, until it was `said`."""
+        low_spread, low_rank = stats.spread < SPREAD_FLOOR, stats.effective_rank < self.min_rank
         self.below = self.below + 1 if low_spread or low_rank else 0
         if self.below < CHECKS or self.said:
             return None
-        what = f"spread {variety.spread:.4f}, healthy is above {SPREAD_FLOOR}"
+        value = f"spread {stats.spread:.4f}, healthy is above {SPREAD_FLOOR}"
         if not low_spread:
-            what = f"effective rank {variety.effective_rank:.2f}, healthy is above {self.min_rank}"
-        return f"the embeddings of all images have become nearly the same ({what}, {CHECKS} looks in a row)"
+            value = f"effective rank {stats.effective_rank:.2f}, healthy is above {self.min_rank}"
+        return f"the embeddings of all images have become nearly the same ({value}, {CHECKS} checks in a row)"
 
     def state_dict(self) -> dict[str, Any]:
         return {"below": self.below, "said": self.said}
 
-    def load_state_dict(self, plain: Any) -> None:
-        """From what `plain` gave, or ValueError."""
-        if not isinstance(plain, dict) or [type(plain.get(name)) for name in ("below", "said")] != [int, bool]:
+    def load_state_dict(self, state: Any) -> None:
+        """Raises ValueError where this is not such a state."""
+        if not isinstance(state, dict) or [type(state.get(name)) for name in ("below", "said")] != [int, bool]:
             raise ValueError("not the state of a collapse detector")
-        self.below, self.said = plain["below"], plain["said"]
+        self.below, self.said = state["below"], state["said"]

@@ -1,7 +1,6 @@
-"""What training costs, counted as the paper counts it (supplement, equation of total passes and FLOPs).
+"""Compute of training, counted as the paper does (supplement, equation of total passes and FLOPs).
 
-Only the backbone counts, a multiply-add is one operation, and going backward through the network costs twice as much as
-going forward.
+Only the backbone counts, a multiply-add is one operation, and a backward pass costs twice a forward pass.
 """
 
 from __future__ import annotations
@@ -9,22 +8,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PAPERS_PASS = 3.9e9
-"""Multiply-adds of ResNet-50 for an image of 224 px, as the paper has it.
+"""Multiply-adds of ResNet-50 for an image of 224 px, by the paper.
 
-It is the original network (3.86e9). The one that everybody trains today, ours too, has the stride of a block in its 3×3
-convolution instead of the 1×1 before it, and so 4.09e9.
+That is the original network (3.86e9). The usual one today, ours too, has the stride of a block in its 3×3 convolution
+instead of the 1×1 before it, and 4.09e9.
 """
 PAPERS_SIDE = 224
 
 
 def share_of_pass(pixels: int, whole: int = PAPERS_SIDE) -> float:
-    """What a square crop counts beside a whole view: (K / 224)²."""
+    """Returns the passes that a square crop of K pixels counts: (K / 224)²."""
     return (pixels / whole) ** 2
 
 
 @dataclass(frozen=True)
 class Passes:
-    """How often an image of a step goes through the backbone, forward and backward, and how many there are."""
+    """Forward and backward passes of each image of a step, and the number of images."""
 
     forward: float = 0
     backward: float = 0
@@ -37,18 +36,18 @@ class Passes:
 
 @dataclass(frozen=True)
 class Compute:
-    """Training of so many iterations; a pass in either direction is one of an image of full size."""
+    """Compute of so many iterations; a pass is that of one image of full size, in one direction."""
 
     unlabelled: Passes
     iterations: int
     labelled: Passes = Passes()
-    """Those beside the batch that an objective asks for because they are labelled."""
+    """Of the labelled images that a loss asks for beside the batch."""
     per_pass: float = PAPERS_PASS
     """Multiply-adds of a forward pass."""
 
     @property
     def mini_batch(self) -> float:
-        """Passes of a step, in both directions."""
+        """Passes of a step, forward and backward."""
         return self.unlabelled.of_batch + self.labelled.of_batch
 
     @property
@@ -61,7 +60,7 @@ class Compute:
 
     @property
     def passes(self) -> float:
-        """In both directions, of the whole training."""
+        """Forward and backward, of the whole training."""
         return self.forward_passes + self.backward_passes
 
     @property

@@ -1,4 +1,4 @@
-"""What a constraint brings near: images far out in M that M′ or a label calls related (Figure "Nearest neighbor
+"""Far neighbours: images of high rank in M that a constraint selects by M′ or by labels (Figure "Nearest neighbor
 selection", and the supplement's gallery)."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cmsf.utils.constants import UNKNOWN
 
 @dataclass(frozen=True)
 class RankedImages:
-    """Images found for each query, nearest first, and the rank that each of them has in M; UNKNOWN where there is none.
+    """Neighbours of each query, nearest first, and the rank of each in M; UNKNOWN where there is none.
 
     Ranks count from 1 = the query itself, which is never among them.
     """
@@ -27,7 +27,7 @@ class RankedImages:
 
 
 class FarNeighbours:
-    """Some rows of a bank as queries, and all of it in the order of nearness to each of them."""
+    """Ranks all rows of a bank by nearness to each query, which is one of them."""
 
     def __init__(self, query: Rows, rows: Rows) -> None:
         self.query, self.rows = query, rows
@@ -37,11 +37,11 @@ class FarNeighbours:
         self.order = top(self.own.apply_to(similarity, position), rows.index, len(rows))
 
     def in_bank(self, k: int) -> RankedImages:
-        """The nearest in M."""
+        """Returns the nearest in M."""
         return self._ranked(self.order[:, 1 : k + 1])
 
     def in_older_bank(self, k: int) -> RankedImages:
-        """The nearest in M′, by companions: the same images are in M, at these ranks."""
+        """Returns the nearest in M′, by companions, with the ranks of the same images in M."""
         assert self.query.companion is not None
         assert self.rows.companion is not None
         allowed = self.rows.exists & self.rows.has_companion
@@ -50,19 +50,18 @@ class FarNeighbours:
         return self._ranked(nearest_vectors(companion, self.rows.companion, allowed, self.rows.index, k, others))
 
     def constrained(self, constraint: Constraint, k: int) -> RankedImages:
-        """The nearest in C."""
+        """Returns the nearest in C."""
         row = search(self.query, self.rows, constraint, k, include_query=False).row
         assert row is not None
         return self._ranked(row)
 
-    def one_rank_before(self, found: RankedImages) -> RankedImages:
-        """In M, the image that is one place nearer than each of these; UNKNOWN where that is the query."""
-        place = found.rank - 2
+    def one_rank_before(self, neighbours: RankedImages) -> RankedImages:
+        """Returns the image of M that is one rank nearer than each of these; UNKNOWN where that is the query."""
+        place = neighbours.rank - 2
         return self._ranked(self.order.gather(1, place.clamp_min(0)).masked_fill(place < 1, UNKNOWN))
 
     def _ranked(self, position: Int[Tensor, "q k"]) -> RankedImages:
         place = (self.order[:, None, :] == position[:, :, None]).int().argmax(2)
-        there = position != UNKNOWN
-        return RankedImages(
-            torch.where(there, self.rows.index[position], UNKNOWN), torch.where(there, place + 1, UNKNOWN)
-        )
+        exists = position != UNKNOWN
+        image = torch.where(exists, self.rows.index[position], UNKNOWN)
+        return RankedImages(image, torch.where(exists, place + 1, UNKNOWN))

@@ -1,7 +1,7 @@
-"""Labels that are likely wrong: those that an image's nearest neighbours do not vote for.
+"""Label issues: labels that the vote of an image's nearest neighbours contradicts.
 
-They are scored by the odds of the best other class against the label; docs/results/suspects.md has the other scores
-that were tried, and how k was chosen.
+The score is that of the best other class against the label; docs/results/suspects.md has the other scores that were
+tried, and how k was chosen.
 """
 
 from __future__ import annotations
@@ -23,26 +23,25 @@ from cmsf.utils.errors import BadInput
 from cmsf.utils.progress import track
 
 VOTE = Vote(100, temperature=0.07)
-"""So many that a label's share of nearly nothing can be told from none; the nearer, the more a vote counts."""
+"""k is so large that a tiny share of the votes can be told from none; nearer neighbours weigh more."""
 _PRIOR = 0.1
-"""A tenth of a vote goes to the classes by how frequent they are, so that no share is nothing."""
+"""Weight of the class frequencies that are added to the votes, so that no share is 0."""
 THRESHOLD = 0.9
 """The suggested class has nine times the label's share, or more: with a tenth of the labels wrong, about half of the
-images above it were (docs/results/suspects.md)."""
+labels above it were (docs/results/suspects.md)."""
 _NEAREST = 10
-_AT_ONCE = 4096
-"""Images whose neighbours are searched for between two moves of the bar."""
+_CHUNK = 4096
+"""Images whose neighbours are searched between two updates of the progress bar."""
 
 
 @dataclass(frozen=True)
 class LabelScores:
-    """What the neighbours of labelled images say of their labels, an image a row.
+    """The neighbours' votes on the labels of images, one image per row.
 
-    score: in [0, 1], the higher the likelier is the label wrong; 0 where no other image has it, so that none can vote
-        for it.
-    suggested: of all other classes the one with most votes.
-    label_share, suggested_share: of the vote.
-    near: the rows of its nearest neighbours, the nearest first.
+    score: in [0, 1], higher where the label is more likely wrong; 0 where no other image has the label to vote for it.
+    suggested: the other class with most votes.
+    label_share, suggested_share: of the votes.
+    near: the rows of the nearest neighbours, nearest first.
     """
 
     score: Float[Tensor, " n"]
@@ -54,7 +53,7 @@ class LabelScores:
 
 @dataclass(frozen=True)
 class Suspect:
-    """An image and its label, and what its neighbours would have it be."""
+    """An image with its label, and the class that its neighbours suggest."""
 
     path: str
     index: int
@@ -65,32 +64,34 @@ class Suspect:
     label_share: float
     suggested_share: float
     near: tuple[int, ...]
-    """Its nearest neighbours among the labelled training images, by their indices."""
+    """Indices of its nearest neighbours among the labelled training images."""
     truth: str | None = None
-    """By the names of labels, where it is known otherwise; no score depends on it."""
+    """The true class by the names of labels, where it is known; no score depends on it."""
 
 
 def find_label_issues(
     features: Callable[[Split], Tensor], data: Dataset, least: float = THRESHOLD, graph: NeighborGraph | None = None
 ) -> list[Suspect]:
-    """The labelled training images whose score is `least` or above, the likeliest to be wrong first.
+    """Returns the labelled training images with a score of `least` or above, highest first; with least=0, all of them.
 
-    Equal scores are in the order of the images. With least=0, they are all there.
+    Equal scores are in the order of the images.
 
-    graph: of all training images; what it has is not searched for again.
+    graph: neighbours of all training images, which then are not searched again.
     """
     images = data.train.labelled
     split = data.train.subset(images)
     if len(split.label.unique()) < 2:
-        raise BadInput(_too_few(data, split))
+        raise BadInput(_too_few_classes(data, split))
     nearest = None if graph is None else graph.among(images, data.train.label != UNKNOWN, VOTE.k)
-    found = score_labels(features(split), split.label, graph=nearest)
-    order = found.score.argsort(descending=True, stable=True)
-    order = order[found.score[order] >= least]
-    truth = Labels(data.as_label(split.truth), data.label_names).to_names()
+    scores = score_labels(features(split), split.label, graph=nearest)
+    order = scores.score.argsort(descending=True, stable=True)
+    order = order[scores.score[order] >= least]
     names = data.label_names
-    label, suggested, near = split.label.tolist(), found.suggested.tolist(), images[found.near].tolist()
-    score, mine, theirs = found.score.tolist(), found.label_share.tolist(), found.suggested_share.tolist()
+    truth = Labels(data.as_label(split.truth), names).to_names()
+    label, suggested, near = split.label.tolist(), scores.suggested.tolist(), images[scores.near].tolist()
+    score, label_share, suggested_share = (
+        column.tolist() for column in (scores.score, scores.label_share, scores.suggested_share)
+    )
     return [
         Suspect(
             path=split.paths[row],
@@ -98,8 +99,8 @@ def find_label_issues(
             label=names[label[row]],
             suggested=names[suggested[row]],
             score=score[row],
-            label_share=mine[row],
-            suggested_share=theirs[row],
+            label_share=label_share[row],
+            suggested_share=suggested_share[row],
             near=tuple(near[row]),
             truth=truth[row],
         )
@@ -108,35 +109,35 @@ def find_label_issues(
 
 
 def score_labels(
-    features: Float[Tensor, "n f"], label: Int[Tensor, " n"], ballot: Vote = VOTE, graph: NeighborGraph | None = None
+    features: Float[Tensor, "n f"], label: Int[Tensor, " n"], vote: Vote = VOTE, graph: NeighborGraph | None = None
 ) -> LabelScores:
-    """By unit vectors, and labels all known. Every image is judged by all the others; one that equals it is another.
+    """Scores every label by the votes of all other images; features are unit vectors, and all labels are known.
 
-    With p_c a class's share of the weighted vote and π_c its share of the other images, q_c = p_c + π_c/10 is what
-    speaks for it, and the score is q_b / (q_b + q_y): the label y against b, the best other class.
+    With p_c a class's share of the weighted vote and π_c its share of the other images, q_c = p_c + π_c/10 is its
+    support, and the score is q_b / (q_b + q_y): the label y against b, the best other class.
 
-    graph: the nearest of these images, as many as vote; by default they are searched for.
+    graph: the neighbours that vote; by default they are searched.
     """
     classes = int(label.max()) + 1
     members = label.bincount(minlength=classes)
     parts: list[tuple[Tensor, ...]] = []
     done = 0
-    for near, similarity in _nearest(features, ballot.k) if graph is None else graph.batches():
+    for near, similarity in _nearest(features, vote.k) if graph is None else graph.batches():
         mine = label[done : done + len(near), None]
-        votes = ballot.count(label[near], similarity, classes)
-        parts.append((*_judge(votes, mine, members), near[:, :_NEAREST]))
+        votes = vote.count(label[near], similarity, classes)
+        parts.append((*_score(votes, mine, members), near[:, :_NEAREST]))
         done += len(near)
     return LabelScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def _nearest(features: Float[Tensor, "n f"], k: int) -> Iterator[tuple[Tensor, Tensor]]:
-    starts = range(0, len(features), _AT_ONCE)
+    starts = range(0, len(features), _CHUNK)
     for start in track(starts, "votes", len(starts)):
-        rows = torch.arange(start, min(start + _AT_ONCE, len(features)))
-        yield from k_nearest(features[start : start + _AT_ONCE], features, k, rows)
+        rows = torch.arange(start, min(start + _CHUNK, len(features)))
+        yield from k_nearest(features[start : start + _CHUNK], features, k, rows)
 
 
-def _judge(
+def _score(
     votes: Float[Tensor, "b c"], mine: Int[Tensor, "b 1"], members: Int[Tensor, " c"]
 ) -> tuple[Float[Tensor, " b"], Int[Tensor, " b"], Float[Tensor, " b"], Float[Tensor, " b"]]:
     share = votes / votes.sum(1, keepdim=True)
@@ -148,16 +149,16 @@ def _judge(
     return score, suggested, share.gather(1, mine)[:, 0], share.gather(1, suggested[:, None])[:, 0]
 
 
-def _too_few(data: Dataset, split: Split) -> str:
+def _too_few_classes(data: Dataset, split: Split) -> str:
     if not len(split):
         return f"the training images of {data.name} have no labels to check; give a list with --labels"
     name = data.label_names[int(split.label[0])]
-    return f"all {len(split)} labelled images of {data.name} are {name!r}; there must be two classes to tell apart"
+    return f"all {len(split)} labelled images of {data.name} are {name!r}; at least two classes are needed"
 
 
 @dataclass(frozen=True)
 class DetectionCounts:
-    """How many images are called suspects, how many labels are wrong by the truth, and how many are both."""
+    """Numbers of images that are called suspects, of labels that are wrong by the truth, and of both."""
 
     called: int
     wrong: int
@@ -173,14 +174,14 @@ class DetectionCounts:
 
 
 def compare_with_truth(every: Sequence[Suspect], least: float) -> DetectionCounts | None:
-    """Of all images whose truth is known; None where no label differs from it, as where it is the labels' own."""
-    known = [one for one in every if one.truth is not None]
-    called = [one for one in known if one.score >= least]
-    wrong, both = (sum(one.truth != one.label for one in some) for some in (known, called))
+    """Counts the images whose true class is known; None where no label differs from it."""
+    known = [image for image in every if image.truth is not None]
+    called = [image for image in known if image.score >= least]
+    wrong, both = (sum(image.truth != image.label for image in images) for images in (known, called))
     return DetectionCounts(len(called), wrong, both) if wrong else None
 
 
 def most_confused(suspects: Sequence[Suspect]) -> list[tuple[str, str, int]]:
-    """Labels and what is suggested instead, with how often, the most frequent first."""
-    counts = Counter((one.label, one.suggested) for one in suspects)
+    """Counts pairs of label and suggested class, the most frequent first."""
+    counts = Counter((suspect.label, suspect.suggested) for suspect in suspects)
     return [(*pair, count) for pair, count in counts.most_common()]

@@ -1,4 +1,4 @@
-"""The nearest training images of every image: what most of an analysis is read off."""
+"""The nearest training images of every image, searched once for the whole analysis."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BATCH = 4096
 
 @dataclass(frozen=True)
 class NeighborGraph:
-    """Rows of the nearest training images of each image, nearest first, itself left out; and how similar they are."""
+    """Rows of each image's nearest training images, nearest first, itself left out; and their similarities."""
 
     row: Int[Tensor, "n k"]
     similarity: Float[Tensor, "n k"]
@@ -36,16 +36,15 @@ class NeighborGraph:
         return NeighborGraph(number[row.gather(1, nearest)], similarity.gather(1, nearest))
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields rows and similarities of some images at a time, like `k_nearest`."""
+        """Yields rows and similarities in chunks of images, like `k_nearest`."""
         for row, similarity in zip(self.row.split(_BATCH), self.similarity.split(_BATCH), strict=True):
             yield row, similarity.double()
 
 
 def build_graph(train: Float[Tensor, "n f"], others: Float[Tensor, "m f"] | None, k: int) -> NeighborGraph:
-    """Of the training images among one another, and then of other images among them; equally near: the lower row."""
+    """Searches the nearest training images of all training images, then of the others; equally near: the lower row."""
     parts = [*k_nearest(train, train, min(k, len(train) - 1), torch.arange(len(train)))]
     if others is not None and len(others):
         parts += k_nearest(others, train, min(k, len(train) - 1))
-    return NeighborGraph(
-        torch.cat([row for row, _ in parts]), torch.cat([similarity for _, similarity in parts]).float()
-    )
+    row, similarity = (torch.cat(column) for column in zip(*parts, strict=True))
+    return NeighborGraph(row, similarity.float())

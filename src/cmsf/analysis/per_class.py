@@ -1,4 +1,4 @@
-"""A table of classes: how well each is told from the others by its images' neighbours, and what it is taken for."""
+"""Accuracy and purity of each class by its images' neighbours, and the classes that are confused."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ _PAIRS = 10
 
 @dataclass(frozen=True)
 class Mistaken:
-    """A class that images of another were taken for, and how many."""
+    """A class that images of another class were predicted as, and how many."""
 
     name: str
     images: int
     share: float
-    """Of the judged images of the class that they are of."""
+    """Of the judged images of their true class."""
 
 
 @dataclass(frozen=True)
 class ClassRow:
-    """What is known of one class; shares are None where none of its images was judged."""
+    """One class of the table; shares are None where none of its images was judged."""
 
     name: str
     train: int
     test: int
     judged: int
-    """How many of its images were classified: those of the test split, or where there is none, of training."""
+    """Number of its images that were classified: test images, or where there are none, training images."""
     accuracy: float | None
-    """The share of them that the vote of the 20 nearest got right."""
+    """Share of them that the vote of the 20 nearest classified correctly."""
     purity: float | None
-    """The share of the class among their five nearest, a mean over them."""
+    """Mean share of the class among their five nearest."""
     taken_for: tuple[Mistaken, ...]
-    """The classes that most of the others were taken for, the most frequent first."""
+    """The most frequent wrong predictions, first the most frequent."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two classes, and how many images of either were taken for the other."""
+    """Two classes, and the number of images of either that were predicted as the other."""
 
     first: str
     second: str
@@ -62,13 +62,13 @@ class Pair:
 @dataclass(frozen=True)
 class ClassReport:
     rows: tuple[ClassRow, ...]
-    """In the order of the classes, without those that have no image at all."""
+    """In the order of the classes, without those that have no image."""
     pairs: tuple[Pair, ...]
-    """The most confused ones first, by images."""
+    """Those with most confused images first."""
     left_out: bool
-    """Whether training images were judged, each by all others, since there are no test images."""
+    """Whether training images were judged (leave-one-out), since there are no test images."""
     counts: Int[Tensor, "c c"] = field(compare=False)
-    """Of the judged images of every class, a row each, how many were taken for each class, a column each."""
+    """Confusion matrix of the judged images: a row per true class, a column per predicted class."""
 
 
 def class_report(
@@ -79,30 +79,29 @@ def class_report(
     test_class: Int[Tensor, " q"] | None = None,
     graph: NeighborGraph | None = None,
 ) -> ClassReport:
-    """The table of some classes, by unit vectors of their images; an image of the class UNKNOWN is passed over.
+    """Makes the table from unit vectors of images; images of class UNKNOWN are left out.
 
-    The vote is that of `cmsf evaluate`: each of the 20 nearest training images counts alike.
+    The vote is that of `cmsf evaluate`: the majority of the 20 nearest training images.
 
-    graph: of all training images, then all test images; what it has is not searched for again.
+    graph: neighbours of all training images, then all test images, which then are not searched again.
     """
     known = train_class != UNKNOWN
     train, train_class = train[known.to(train.device)], train_class[known]
-    in_test = torch.zeros(len(names), dtype=torch.int64)
-    query, truth, images, own = train, train_class, known.nonzero()[:, 0], torch.arange(len(train))
-    left_out = test is None or test_class is None or not bool((test_class != UNKNOWN).any())
-    if not left_out:
-        assert test is not None
-        assert test_class is not None
+    own = None
+    if test is None or test_class is None or not bool((test_class != UNKNOWN).any()):
+        query, truth, images, own = train, train_class, known.nonzero()[:, 0], torch.arange(len(train))
+    else:
         judged = test_class != UNKNOWN
         query, truth, images = test[judged.to(test.device)], test_class[judged], len(known) + judged.nonzero()[:, 0]
-        in_test = truth.bincount(minlength=len(names))
+    left_out = own is not None
     if len(train) < 1 + left_out:
         raise BadInput(f"there are {len(train)} training images with a class, too few to have neighbours")
-    found = None if graph is None else graph.among(images, known, VOTES[VOTE].k)
-    nearest = k_nearest(query, train, VOTES[VOTE].k, own if left_out else None) if found is None else found.batches()
+    neighbours = None if graph is None else graph.among(images, known, VOTES[VOTE].k)
+    nearest = k_nearest(query, train, VOTES[VOTE].k, own) if neighbours is None else neighbours.batches()
     guess, purity = _by_neighbours(nearest, truth, train_class, len(names))
     counts = confusion(guess, truth, len(names))
     in_train = train_class.bincount(minlength=len(names))
+    in_test = torch.zeros_like(in_train) if left_out else truth.bincount(minlength=len(names))
     rows = [
         _row(number, names, counts, purity[truth == number], int(in_train[number]), int(in_test[number]))
         for number in ((in_train + in_test) > 0).nonzero()[:, 0].tolist()
@@ -113,11 +112,11 @@ def class_report(
 def _by_neighbours(
     nearest: Iterable[tuple[Tensor, Tensor]], truth: Int[Tensor, " q"], label: Int[Tensor, " n"], classes: int
 ) -> tuple[Int[Tensor, " q"], Float[Tensor, " q"]]:
-    """The class that the neighbours of each vote for, and the share of its own class among the nearest."""
-    ballot, guess, purity, done = VOTES[VOTE], [], [], 0
+    """Returns the class that each image's neighbours vote for, and the share of its own class among the nearest."""
+    vote, guess, purity, done = VOTES[VOTE], [], [], 0
     for near, similarity in nearest:
         theirs, mine = label[near], truth[done : done + len(near)]
-        guess.append(ballot.count(theirs, similarity, classes).argmax(1))
+        guess.append(vote.count(theirs, similarity, classes).argmax(1))
         purity.append((theirs[:, :_NEAREST] == mine[:, None]).double().mean(1))
         done += len(near)
     return torch.cat(guess), torch.cat(purity)
@@ -126,18 +125,17 @@ def _by_neighbours(
 def _row(
     number: int, names: Sequence[str], counts: Int[Tensor, "c c"], purity: Float[Tensor, " m"], train: int, test: int
 ) -> ClassRow:
-    """counts: a row a true class, a column a guessed one."""
-    judged, right = len(purity), int(counts[number, number])
+    judged, correct = len(purity), int(counts[number, number])
     wrong = counts[number].clone()
     wrong[number] = 0
     order = wrong.argsort(descending=True, stable=True)[:_TAKEN_FOR].tolist()
-    taken_for = tuple(Mistaken(names[one], int(wrong[one]), int(wrong[one]) / judged) for one in order if wrong[one])
-    accuracy, pure = (right / judged, float(purity.mean())) if judged else (None, None)
+    taken_for = tuple(Mistaken(names[c], int(wrong[c]), int(wrong[c]) / judged) for c in order if wrong[c])
+    accuracy, pure = (correct / judged, float(purity.mean())) if judged else (None, None)
     return ClassRow(names[number], train, test, judged, accuracy, pure, taken_for)
 
 
 def _pairs(counts: Int[Tensor, "c c"], names: Sequence[str]) -> tuple[Pair, ...]:
-    """Of classes that were confused at all, which are few of all the pairs."""
+    """Returns the most confused pairs of classes."""
     either, judged = (counts + counts.T).triu(1), counts.sum(1)
     confused = either.nonzero()
     order = either[confused[:, 0], confused[:, 1]].argsort(descending=True, stable=True)[:_PAIRS]

@@ -1,4 +1,4 @@
-"""How many images got a pseudo-label, and how many of those are right.
+"""Share and accuracy of pseudo-labels.
 
 True classes are looked up by image index here alone, as in `neighbourhood`: no loss can see them.
 """
@@ -16,26 +16,24 @@ from cmsf.utils.constants import UNKNOWN
 
 
 def count_guesses(guess: PseudoLabelOutput, truth: Int[Tensor, " n"]) -> Int[Tensor, " counts"]:
-    """How many images there were, how many got a pseudo-label; of those guessed at all and of those that got one,
-    how many can be judged and how many are right.
+    """Counts the images, the confident ones, those with a known class, the correct ones, and both of the confident.
 
     truth: each image's true class by the numbers of labels.
     """
-    true = truth[guess.index]
-    judged = (guess.label != UNKNOWN) & (true != UNKNOWN)
-    right = judged & (guess.label == true)
-    sure = guess.confident
-    kinds = [torch.ones_like(sure), sure, judged, right, judged & sure, right & sure]
-    return torch.stack([kind.sum() for kind in kinds])
+    true, confident = truth[guess.index], guess.confident
+    known = (guess.label != UNKNOWN) & (true != UNKNOWN)
+    correct = known & (guess.label == true)
+    masks = [torch.ones_like(confident), confident, known, correct, known & confident, correct & confident]
+    return torch.stack([mask.sum() for mask in masks])
 
 
 def summarise_guesses(counts: Int[Tensor, " counts"]) -> dict[str, float]:
-    """Shares, of the counts of one batch or the sum of many; NaN where there is nothing to take a share of."""
-    images, confident, judged, right, judged_confident, right_confident = counts.tolist()
+    """Returns shares from the counts of one batch, or from their sum over many; NaN where the whole is empty."""
+    images, confident, known, correct, known_confident, correct_confident = counts.tolist()
     return {
         "pseudo_share": _share(confident, images),
-        "pseudo_accuracy_confident": _share(right_confident, judged_confident),
-        "pseudo_accuracy_all": _share(right, judged),
+        "pseudo_accuracy_confident": _share(correct_confident, known_confident),
+        "pseudo_accuracy_all": _share(correct, known),
     }
 
 

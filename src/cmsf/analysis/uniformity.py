@@ -12,12 +12,13 @@ _BLOCK = 1024
 
 
 def alignment(first: Float[Tensor, "n d"], second: Float[Tensor, "n d"]) -> float:
-    """The mean squared distance between two views of the same images: 0 where views do not matter."""
+    """Returns the mean squared distance between two views of the same images: 0 where all views agree."""
     return float((first.cpu().double() - second.cpu().double()).square().sum(1).mean())
 
 
 def uniformity(embedding: Float[Tensor, "n d"]) -> float:
-    """log of the mean of exp(-2 |x - y|²) over pairs of images: 0 for one point, -4 for a sphere of many dimensions."""
+    """Returns log of the mean of exp(-2 |x - y|²) over pairs of images: 0 for one point, -4 for a sphere in many
+    dimensions."""
     count = len(embedding)
     if count < 2:
         return math.nan
@@ -25,5 +26,6 @@ def uniformity(embedding: Float[Tensor, "n d"]) -> float:
     total = 0.0
     for start in range(0, count, _BLOCK):
         part = embedding[start : start + _BLOCK]
-        total += float(torch.exp(-2 * torch.cdist(part, embedding).square()).sum()) - len(part)  # but for themselves
+        # Without the pairs of an image and itself, which are exp(0) each.
+        total += float(torch.exp(-2 * torch.cdist(part, embedding).square()).sum()) - len(part)
     return math.log(max(total, math.ulp(0.0)) / (count * (count - 1)))

@@ -1,4 +1,4 @@
-"""How good frozen features are. Nothing here knows how they were learned."""
+"""Evaluation of frozen features and of classifiers on them. Nothing here knows how they were learned."""
 
 from cmsf.evaluation.features import FeatureExtractor
 from cmsf.evaluation.few_labels import LabelSubset, evaluate_few_labels, seeded_subsets, subset_from_list

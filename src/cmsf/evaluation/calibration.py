@@ -1,4 +1,4 @@
-"""Calibration: whether a classifier is right as often as it is sure."""
+"""Calibration: whether a classifier's confidence is its accuracy."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Bin:
     high: float
     images: int
     confidence: float | None
-    """Their mean, a share; None where there are none."""
+    """Mean, in [0, 1]; None where the bin is empty."""
     accuracy: float | None
 
 
 @dataclass(frozen=True)
 class Calibration:
     error: float
-    """Expected calibration error: per cent by which confidence and accuracy differ, mean over images."""
+    """Expected calibration error, per cent: the mean over images of |confidence − accuracy| of their bin."""
     negative_log_likelihood: float
     """In nats, mean over images."""
     bins: tuple[Bin, ...]
@@ -36,29 +36,28 @@ class Calibration:
         return {
             "expected calibration error": self.error,
             "negative log-likelihood": self.negative_log_likelihood,
-            "bins": [asdict(one) for one in self.bins],
+            "bins": [asdict(each) for each in self.bins],
         }
 
 
 def calibration(scores: Float[Tensor, "n c"], truth: Int[Tensor, " n"], bins: int = BINS) -> Calibration:
-    """Of at least one image, by its scores before the softmax; in bins of equal width (Guo et al. 2017)."""
+    """Computes calibration from logits of one image or more, in bins of equal width (Guo et al. 2017)."""
     log_probability = scores.double().log_softmax(1)
-    sure, guess = log_probability.exp().max(1)
-    right = (guess == truth).double()
-    place = ((sure * bins).ceil().long() - 1).clamp(0, bins - 1)  # a bin has its upper edge, and not its lower one
+    highest, guess = log_probability.exp().max(1)
+    correct = (guess == truth).double()
+    place = ((highest * bins).ceil().long() - 1).clamp(0, bins - 1)  # a bin has its upper edge, and not its lower one
     images = place.bincount(minlength=bins)
-    confidence, accuracy = (place.bincount(what, minlength=bins) / images.clamp_min(1) for what in (sure, right))
-    found = [
-        Bin(number / bins, (number + 1) / bins, *((count, sure, right) if count else (0, None, None)))
-        for number, (count, sure, right) in enumerate(
-            zip(images.tolist(), confidence.tolist(), accuracy.tolist(), strict=True)
-        )
-    ]
+    confidence, accuracy = (place.bincount(each, minlength=bins) / images.clamp_min(1) for each in (highest, correct))
+    rows = zip(images.tolist(), confidence.tolist(), accuracy.tolist(), strict=True)
+    filled = tuple(
+        Bin(number / bins, (number + 1) / bins, *(row if row[0] else (0, None, None)))
+        for number, row in enumerate(rows)
+    )
     error = 100 * float(((confidence - accuracy).abs() * images).sum() / len(truth))
     likelihood = -float(log_probability.gather(1, truth[:, None]).mean())
-    return Calibration(error, likelihood, tuple(found))
+    return Calibration(error, likelihood, filled)
 
 
 def confusion(guess: Int[Tensor, " n"], truth: Int[Tensor, " n"], classes: int) -> Int[Tensor, "c c"]:
-    """How many images of each true class (rows) were given to each class (columns)."""
+    """Counts the images of each true class (rows) that were predicted as each class (columns)."""
     return torch.bincount(truth * classes + guess, minlength=classes**2).view(classes, classes)

@@ -1,4 +1,4 @@
-"""Pooled features of clean views: what every evaluation looks at."""
+"""Pooled features of clean views, on which every evaluation rests."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _FORMAT = 1
 
 
 class FeatureExtractor:
-    """L2-normalised features of a network's clean views; with a folder to keep them in, each is computed once.
+    """Computes a network's L2-normalised features of clean views; with a cache folder, once for the same images.
 
-    What is kept is found by a hash of all that it depends on: the network and its weights, the images, the transform,
-    the kind of device. It carries a hash of its own, so that a damaged file is computed again and not believed.
+    A file of the cache is named by a hash of all that the features depend on: the network and its weights, the images,
+    the transform, the kind of device. It has a hash of its content, so a damaged file is computed again.
     """
 
     def __init__(
@@ -51,26 +51,26 @@ class FeatureExtractor:
         if self.cache is None or fingerprint is None:
             return self._extract(split)
         device = torch.device(self.device).type
-        about = [_FORMAT, self.network, fingerprint, self.transform, LAYER, device, torch.__version__]
-        file = self.cache / f"{sha256(json.dumps(about).encode()).hexdigest()[:32]}.safetensors"
+        key = [_FORMAT, self.network, fingerprint, self.transform, LAYER, device, torch.__version__]
+        file = self.cache / f"{sha256(json.dumps(key).encode()).hexdigest()[:32]}.safetensors"
         features = _read(file)
         if features is None:
             features = self._extract(split)
             try:
                 _write(file, features.cpu())
-            except OSError as error:  # it is for the next time alone
-                print(one_line(f"features are not kept in {self.cache}: {error.strerror}"), file=sys.stderr)
+            except OSError as error:  # the next evaluation computes them again
+                print(one_line(f"features are not cached in {self.cache}: {error.strerror}"), file=sys.stderr)
         return features.to(self.device)
 
     @cached_property
     def network(self) -> str:
-        """A hash of its structure and its weights."""
-        found = sha256(repr(self.backbone).encode())
+        """A hash of the network's structure and weights."""
+        digest = sha256(repr(self.backbone).encode())
         state = self.backbone.state_dict()
         for name, value in track(state.items(), "hashing weights", len(state)):
-            found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            found.update(value.detach().cpu().contiguous().numpy().tobytes())
-        return found.hexdigest()
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     @property
     def transform(self) -> str:
@@ -84,18 +84,18 @@ class FeatureExtractor:
                 features = batch.new_empty(len(split), batch.shape[1])
             features[done : done + len(batch)] = batch
             done += len(batch)
-        lost = int((~features.isfinite().all(1)).sum())
-        if lost:
-            raise BadInput(f"the network's features of {lost} of {len(split)} images are not finite: it has diverged")
+        broken = int((~features.isfinite().all(1)).sum())
+        if broken:
+            raise BadInput(f"the features of {broken} of {len(split)} images have NaN or inf: the network has diverged")
         return features
 
 
 def feature_batches(
     backbone: nn.Module, split: Split, size: int, device: torch.device | str = "cpu", workers: int = 0
 ) -> Iterator[Tensor]:
-    """Features, batch by batch.
+    """Yields features batch by batch.
 
-    The batches are the same whoever asks, so a number shown in training is the number computed afterwards.
+    The batches are always the same, so an accuracy shown in training is the accuracy computed afterwards.
     """
     with eval_mode(backbone):
         for views in clean_views(split, size, device, workers):
@@ -104,14 +104,14 @@ def feature_batches(
 
 @torch.no_grad()
 def unit_features(backbone: nn.Module, views: Float[Tensor, "b 3 s s"]) -> Float[Tensor, "b f"]:
-    """L2-normalised, in single precision, though a network may compute in double."""
+    """Returns L2-normalised features in single precision, though a network may compute in double."""
     dtype = next((weight.dtype for weight in backbone.parameters()), torch.float32)
     return normalize(backbone(views.to(dtype)).float(), dim=1)
 
 
 @contextmanager
 def eval_mode(network: nn.Module) -> Iterator[nn.Module]:
-    """The network is handed back in the mode it came in."""
+    """Puts the network into eval mode, and back into the mode it was in."""
     training = network.training
     try:
         yield network.eval()
@@ -120,18 +120,17 @@ def eval_mode(network: nn.Module) -> Iterator[nn.Module]:
 
 
 def raw_pixels(split: Split, size: int, workers: int = 0) -> Float[Tensor, "n f"]:
-    """The images themselves as features: what a representation has to beat."""
+    """Returns the L2-normalised images themselves as features: the baseline of a representation."""
     return torch.cat(list(track(pixel_batches(split, size, workers), "raw pixels", batch_count(split))))
 
 
 def pixel_batches(split: Split, size: int, workers: int = 0) -> Iterator[Tensor]:
-    """The same, batch by batch."""
+    """Yields raw pixels batch by batch."""
     for views in clean_views(split, size, "cpu", workers):
         yield normalize(views.flatten(1), dim=1)
 
 
 def batch_count(split: Split) -> int:
-    """How many batches of clean views there will be."""
     return -(-len(split) // BATCH)
 
 
@@ -147,7 +146,7 @@ def clean_views(split: Split, size: int, device: torch.device | str, workers: in
 
 
 def _read(file: Path) -> Float[Tensor, "n f"] | None:
-    """What was kept, or nothing where nothing was, or where it is not what was written."""
+    """Returns the cached features; None where there are none, or where the file is damaged."""
     try:
         with safe_open(file, framework="pt") as opened:
             features: Tensor = opened.get_tensor("features")

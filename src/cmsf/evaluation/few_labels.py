@@ -1,4 +1,4 @@
-"""Few labels: a linear layer on frozen features, and the whole network fine-tuned, with a share of the labels."""
+"""Few labels: a linear classifier on frozen features, and the fine-tuned network, with a subset of the labels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHARES = (0.01, 0.1)
 
 @dataclass(frozen=True)
 class LabelSubset:
-    """Some training images by index, and the labels that are known of them."""
+    """Indices of training images, and their labels."""
 
     name: str
     origin: str
@@ -37,15 +37,15 @@ class LabelSubset:
 
 
 def seeded_subsets(data: Dataset, seed: int) -> list[LabelSubset]:
-    """1 % and 10 % of each class, rounded, and one image at least."""
-    found = []
+    """Returns 1 % and 10 % of each class, rounded, and at least one image."""
+    subsets = []
     for share in SHARES:
-        kept = share_of_each_class(Labels(data.train.truth, data.classes), share, seed)
-        index = kept.known.nonzero()[:, 0]
-        found.append(
-            LabelSubset(f"{100 * share:g} %", f"{share:.0%} of each class, by seed {seed}", index, kept.number[index])
+        labels = share_of_each_class(Labels(data.train.truth, data.classes), share, seed)
+        index = labels.known.nonzero()[:, 0]
+        subsets.append(
+            LabelSubset(f"{100 * share:g} %", f"{share:.0%} of each class, by seed {seed}", index, labels.number[index])
         )
-    return found
+    return subsets
 
 
 def subset_from_list(file: Path, names: Mapping[str, str | None], data: Dataset) -> LabelSubset:
@@ -65,40 +65,40 @@ def subset_from_list(file: Path, names: Mapping[str, str | None], data: Dataset)
     return LabelSubset(file.stem, f"the list {file.name} (sha256 {content})", index, label)
 
 
-def evaluate_few_labels(features: FeatureExtractor, data: Dataset, few: Sequence[LabelSubset], seed: int) -> Result:
-    """Both classifiers for each share of labels, on the test images."""
+def evaluate_few_labels(extractor: FeatureExtractor, data: Dataset, few: Sequence[LabelSubset], seed: int) -> Result:
+    """Evaluates a linear classifier and a fine-tuned network for each subset of labels, on the test images."""
     _, test = evaluation_splits(data)
-    names = [some.name for some in few]
+    names, classes = [subset.name for subset in few], len(data.classes)
     if len(set(names)) < len(names):
         raise BadInput(f"two lists of labels are called {max(names, key=names.count)}; rename one of them")
-    course, judged, described = FineTuneSettings(), {}, {}
-    for number, some in enumerate(few, 1):
-        if len(some.label.unique()) < 2:
-            raise BadInput(f"{some.name} has labels of {len(some.label.unique())} class; two are needed to tell apart")
-        with progress_prefix(f"{some.name}, {number} of {len(few)}"):
-            train = data.train.subset(some.index)
-            known = features(data.train)[some.index.to(features.device)]
-            scale = StandardScaler.fit(known)
-            layer, chosen = fit_linear(scale(known), some.label.to(known.device), len(data.classes))
-            scores = layer(scale(features(test))).cpu()
-            judged[f"{some.name} linear"] = Accuracy(in_top_k(scores, test.truth, 1), test.truth)
-            network = fine_tune(features, train, some.label, known.shape[1], len(data.classes), seed, course)
-            judged[f"{some.name} tuned"] = Accuracy(
-                in_top_k(predict_scores(network, test, features), test.truth, 1), test.truth
-            )
-        described[some.name] = {
-            "labels": f"{some.origin}: {len(train)} images of {len(some.label.unique())} classes",
-            "linear": chosen | {"layer": STANDARDISED},
-            "tuned": {"head": HEAD, "course": course.describe(len(train)), "seed": seed},
+    settings, accuracies, described = FineTuneSettings(), {}, {}
+    for number, subset in enumerate(few, 1):
+        present = len(subset.label.unique())
+        if present < 2:
+            raise BadInput(f"{subset.name} has labels of {present} class; a classifier needs at least 2")
+        with progress_prefix(f"{subset.name}, {number} of {len(few)}"):
+            train = data.train.subset(subset.index)
+            features = extractor(data.train)[subset.index.to(extractor.device)]
+            scale = StandardScaler.fit(features)
+            layer, choice = fit_linear(scale(features), subset.label.to(features.device), classes)
+            scores = layer(scale(extractor(test))).cpu()
+            accuracies[f"{subset.name} linear"] = Accuracy(in_top_k(scores, test.truth, 1), test.truth)
+            network = fine_tune(extractor, train, subset.label, features.shape[1], classes, seed, settings)
+            scores = predict_scores(network, test, extractor)
+            accuracies[f"{subset.name} tuned"] = Accuracy(in_top_k(scores, test.truth, 1), test.truth)
+        described[subset.name] = {
+            "labels": f"{subset.origin}: {len(train)} images of {present} classes",
+            "linear": choice | {"layer": STANDARDISED},
+            "tuned": {"head": HEAD, "course": settings.describe(len(train)), "seed": seed},
         }
     protocol = {
         "labels": described,
         "linear": "one linear layer on frozen features of clean views, LBFGS to convergence",
         "tuned": "the whole network and a head",
-        "transform": features.transform,
-        "train images": {some.name: len(some.index) for some in few},
+        "transform": extractor.transform,
+        "train images": {subset.name: len(subset.index) for subset in few},
         "test images": len(test),
-        "classes": len(data.classes),
+        "classes": classes,
         "test split": data.test_origin,
     }
-    return Result(judged, protocol)
+    return Result(accuracies, protocol)

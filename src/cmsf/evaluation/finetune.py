@@ -69,7 +69,7 @@ LINEAR = "one linear layer on L2-normalised features, f → classes"
 
 @dataclass(frozen=True)
 class Round:
-    """What a round of fine-tuning learned from."""
+    """The training images of a round of fine-tuning."""
 
     number: int
     """From 1."""

@@ -1,4 +1,4 @@
-"""A linear layer on frozen features, fitted to convergence."""
+"""A linear classifier on frozen features, fitted to convergence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn.functional import log_softmax
 from cmsf.data import Dataset
 from cmsf.evaluation.features import LAYER, FeatureExtractor
 from cmsf.evaluation.metrics import Accuracy, Result, in_top_k
-from cmsf.evaluation.splits import evaluation_splits
+from cmsf.evaluation.splits import describe_splits, evaluation_splits
 from cmsf.utils.errors import BadInput
 from cmsf.utils.progress import progress_bar
 from cmsf.utils.rng import uniform
@@ -22,7 +22,7 @@ from cmsf.utils.rng import uniform
 
 @dataclass(frozen=True)
 class LinearClassifier:
-    """W x + b; a class without training images has no weights and a bias of −∞, so that it is never chosen."""
+    """Computes W x + b; a class without training images has zero weights and a bias of −∞, so it is never chosen."""
 
     weight: Float[Tensor, "c f"]
     bias: Float[Tensor, " c"]
@@ -40,20 +40,19 @@ class LinearClassifier:
         classes: int,
         diverged: bool = False,
     ) -> LinearClassifier:
-        """Of weights of the classes that are present; a copy."""
-        every = weight.new_zeros(classes, weight.shape[1]), bias.new_full((classes,), -torch.inf)
-        for whole, part in zip(every, (weight, bias), strict=True):
-            whole[present] = part
-        return cls(*every, diverged)
+        """Copies the weights of the classes that have training images into a classifier of all classes."""
+        all_weights, all_biases = weight.new_zeros(classes, weight.shape[1]), bias.new_full((classes,), -torch.inf)
+        all_weights[present], all_biases[present] = weight, bias
+        return cls(all_weights, all_biases, diverged)
 
 
 class NonFiniteLoss(Exception):
-    """The loss has left the numbers: nothing better will come."""
+    """The loss is NaN or inf."""
 
 
 class LogisticLoss:
-    """Mean cross-entropy + decay / 2 |W|², with its gradient (softmax − one-hot)ᵀ X / n + decay W written by hand:
-    two matrix products and little else. Autograd takes a little longer, 4 % at 2,940 × 2,048 × 37 on a CPU."""
+    """Computes mean cross-entropy + decay / 2 |W|², with its gradient (softmax − one-hot)ᵀ X / n + decay W written by
+    hand: two matrix products and little else. Autograd takes 4 % longer at 2,940 × 2,048 × 37 on a CPU."""
 
     def __init__(
         self,
@@ -63,14 +62,14 @@ class LogisticLoss:
         bias: Float[Tensor, " c"],
         decay: float,
     ) -> None:
-        self.asked = 0
+        self.evaluations = 0
         self._features, self._label, self._decay = features, label[:, None], decay
         self._weight, self._bias = weight, bias
         weight.grad, bias.grad = torch.empty_like(weight), torch.empty_like(bias)
 
     @torch.no_grad()
     def __call__(self) -> float:
-        self.asked += 1
+        self.evaluations += 1
         count = len(self._label)
         log_p = log_softmax(torch.addmm(self._bias, self._features, self._weight.T), 1)
         true = log_p.gather(1, self._label)
@@ -87,45 +86,44 @@ WEIGHT_DECAYS = tuple(10.0**power for power in range(0, -8, -1))
 """From strong to weak: each fit starts where the one before ended."""
 STANDARDISED = f"{LAYER}, then standardised by the training images' mean and deviation"
 _MOST_ITERATIONS = 500
-_FLAT = 1e-5
-"""No entry of the gradient is larger where a fit has converged."""
-_LEAST = 0.01
+_GRADIENT_TOLERANCE = 1e-5
+_MIN_DEVIATION = 0.01
+"""Of the median over dimensions."""
 _ENOUGH_FOR_A_TENTH = 5000
 _FOLDS = 5
-_HOLDING_OUT = 0x11EA << 40  # what this use of the hash is for; no epoch is ever so high
+_HOLD_OUT = 0x11EA << 40  # what this use of the hash is for; no epoch is ever so high
 
 
-def evaluate_linear(features: FeatureExtractor, data: Dataset) -> Result:
-    """Logistic regression on normalised, standardised features of clean views; its weight decay is chosen on training
-    images that are held out, then it is fitted on all of them."""
+def evaluate_linear(extractor: FeatureExtractor, data: Dataset) -> Result:
+    """Evaluates logistic regression on normalised, standardised features of clean views.
+
+    Its weight decay is chosen on held-out training images; then it is fitted on all of them.
+    """
     train, test = evaluation_splits(data)
-    known = features(train)
-    scale = StandardScaler.fit(known)
-    layer, chosen = fit_linear(scale(known), train.truth.to(known.device), len(data.classes))
+    features = extractor(train)
+    scale = StandardScaler.fit(features)
+    layer, choice = fit_linear(scale(features), train.truth.to(features.device), len(data.classes))
     protocol = {
         "classifier": "one linear layer, cross-entropy, LBFGS to convergence, weight decay on the weights",
-        **chosen,
+        **choice,
         "layer": STANDARDISED,
-        "transform": features.transform,
+        "transform": extractor.transform,
         "augmentation": "none",
-        "train images": len(train),
-        "test images": len(test),
-        "classes": len(train.truth.unique()),
-        "test split": data.test_origin,
+        **describe_splits(train, test, data),
     }
-    scores = layer(scale(features(test))).cpu()
+    scores = layer(scale(extractor(test))).cpu()
     return Result(top_k_accuracies("linear", scores, test.truth), protocol)
 
 
 def top_k_accuracies(name: str, scores: Float[Tensor, "n c"], truth: Int[Tensor, " n"]) -> dict[str, Accuracy]:
-    """Top-1, and top-5 where there are more than five classes."""
+    """Returns top-1 accuracy, and top-5 where there are more than five classes."""
     ks = (1, 5) if scores.shape[1] > 5 else (1,)
     return {f"{name} top-{k}": Accuracy(in_top_k(scores, truth, k), truth) for k in ks}
 
 
 @dataclass(frozen=True)
 class StandardScaler:
-    """Features with mean 0 and variance 1 in every dimension, over the images that it was made by."""
+    """Scales features to mean 0 and variance 1 in every dimension, over the images that it was fitted to."""
 
     mean: Float[Tensor, " f"]
     deviation: Float[Tensor, " f"]
@@ -133,8 +131,8 @@ class StandardScaler:
     @classmethod
     def fit(cls, features: Float[Tensor, "n f"]) -> StandardScaler:
         deviation = features.std(0, correction=0)
-        # What hardly moves in these images would be blown up without bounds in others.
-        return cls(features.mean(0), deviation.clamp_min(max(_LEAST * float(deviation.median()), 1e-6)))
+        # A dimension that is nearly constant in these images would be blown up without bounds in others.
+        return cls(features.mean(0), deviation.clamp_min(max(_MIN_DEVIATION * float(deviation.median()), 1e-6)))
 
     def __call__(self, features: Float[Tensor, "n f"]) -> Float[Tensor, "n f"]:
         return (features - self.mean) / self.deviation
@@ -143,41 +141,40 @@ class StandardScaler:
 def fit_linear(
     features: Float[Tensor, "n f"], label: Int[Tensor, " n"], classes: int
 ) -> tuple[LinearClassifier, dict[str, Any]]:
-    """The layer with the weight decay that does best on images held out, fitted on all; and how that was chosen."""
+    """Fits a classifier with the weight decay that is best on held-out images; returns also how that was chosen."""
     if len(label) < 2:
-        raise BadInput(f"a linear layer needs two labelled training images or more, and there are {len(label)}")
-    folds = [aside.to(label.device) for aside in validation_folds(len(label))]
-    paths = [fit_path(features[~aside], label[~aside], classes, WEIGHT_DECAYS) for aside in folds]
-    tried: dict[float, float] = {}
-    with progress_bar("weight decays", len(WEIGHT_DECAYS) + 1) as at:
+        raise BadInput(f"a linear classifier needs at least 2 labelled training images, and there are {len(label)}")
+    folds = [held_out.to(label.device) for held_out in validation_folds(len(label))]
+    paths = [fit_path(features[~held_out], label[~held_out], classes, WEIGHT_DECAYS) for held_out in folds]
+    accuracy: dict[float, float] = {}
+    with progress_bar("weight decays", len(WEIGHT_DECAYS) + 1) as update:
         for fits in zip(*paths, strict=True):
             decay = fits[0][0]
-            right = [
-                in_top_k(layer(features[aside]).cpu(), label[aside].cpu(), 1)
-                for (_, layer), aside in zip(fits, folds, strict=True)
+            correct = [
+                in_top_k(layer(features[held_out]).cpu(), label[held_out].cpu(), 1)
+                for (_, layer), held_out in zip(fits, folds, strict=True)
             ]
-            tried[decay] = 100 * float(torch.cat(right).double().mean())
-            at(len(tried), f"held out {tried[decay]:.2f} %")
-            if len(tried) > 2 and max(list(tried.values())[-2:]) < max(tried.values()):
-                break  # two in a row are worse: weaker ones would only fit more closely still, and take the longest
-        best = max(tried, key=lambda decay: (tried[decay], decay))
-        at(len(WEIGHT_DECAYS), f"the best again, {best:g}, on all images")
+            accuracy[decay] = 100 * float(torch.cat(correct).double().mean())
+            update(len(accuracy), f"held out {accuracy[decay]:.2f} %")
+            if len(accuracy) > 2 and max(list(accuracy.values())[-2:]) < max(accuracy.values()):
+                break  # two in a row are worse: weaker ones would only overfit more, and take the longest
+        best = max(accuracy, key=lambda decay: (accuracy[decay], decay))
+        update(len(WEIGHT_DECAYS), f"the best again, {best:g}, on all images")
         ((_, layer),) = fit_path(features, label, classes, (best,))
-    aside = int(folds[0].sum())
-    how = f"{aside} of {len(label)} training images" if len(folds) == 1 else f"{_FOLDS} folds of the training images"
+    held_out = f"{int(folds[0].sum())} of {len(label)}" if len(folds) == 1 else f"{_FOLDS} folds of the"
     return layer, {
         "weight decay": best,
-        "chosen on": f"{how}, by a hash",
-        "validation accuracy by weight decay": {f"{decay:g}": value for decay, value in tried.items()},
+        "chosen on": f"{held_out} training images, by a hash",
+        "validation accuracy by weight decay": {f"{decay:g}": value for decay, value in accuracy.items()},
     }
 
 
 def validation_folds(count: int) -> list[Bool[Tensor, " n"]]:
-    """Which images to choose by: a tenth, or all of them in five folds where they are few."""
-    chance = uniform(1, _HOLDING_OUT, torch.arange(count))[:, 0]
+    """Marks the images to hold out: a tenth by a hash, or all of them in five folds where they are few."""
+    chance = uniform(1, _HOLD_OUT, torch.arange(count))[:, 0]
     if count >= _ENOUGH_FOR_A_TENTH:
         return [chance < 0.1]
-    place = chance.argsort(stable=True).argsort()  # equal parts, for a few images may all fall into one
+    place = chance.argsort(stable=True).argsort()  # of equal sizes, for a few images may all fall into one fold
     return [place % _FOLDS == number for number in range(min(_FOLDS, count))]
 
 
@@ -186,18 +183,18 @@ def fit_path(
 ) -> Iterator[tuple[float, LinearClassifier]]:
     """Minimise mean cross-entropy + decay / 2 |W|², for each weight decay in turn, starting where the last one ended.
 
-    To convergence by torch's L-BFGS with its line search, on whatever device the features are.
+    To convergence by torch's L-BFGS with its line search, on the device of the features.
     """
     present, place = label.unique(return_inverse=True)
     weight, bias = features.new_zeros(len(present), features.shape[1]), features.new_zeros(len(present))
     for decay in weight_decays:
-        optimiser = torch.optim.LBFGS(
+        optimizer = torch.optim.LBFGS(
             [weight, bias],
             max_iter=_MOST_ITERATIONS,
             max_eval=2 * _MOST_ITERATIONS,
-            tolerance_grad=_FLAT,
+            tolerance_grad=_GRADIENT_TOLERANCE,
             history_size=10,
             line_search_fn="strong_wolfe",
         )
-        optimiser.step(LogisticLoss(features, place, weight, bias, decay))
+        optimizer.step(LogisticLoss(features, place, weight, bias, decay))
         yield decay, LinearClassifier.from_present(weight, bias, present, classes)

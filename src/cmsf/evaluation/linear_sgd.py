@@ -1,4 +1,4 @@
-"""A linear layer on frozen features: the paper's protocol, SGD on augmented views, and the same on clean ones."""
+"""A linear classifier on frozen features by the paper's protocol, SGD on augmented views; and on clean ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cmsf.data.transforms import RandomCrop, normalize_pixels
 from cmsf.evaluation.features import FeatureExtractor, eval_mode, unit_features
 from cmsf.evaluation.linear import STANDARDISED, LinearClassifier, StandardScaler, fit_path, top_k_accuracies
 from cmsf.evaluation.metrics import Accuracy, Result
-from cmsf.evaluation.splits import evaluation_splits
+from cmsf.evaluation.splits import describe_splits, evaluation_splits
 from cmsf.utils.progress import track
 
 BATCH = 256
@@ -29,23 +29,23 @@ _SEED = 0
 class LinearSGDSchedule:
     """The paper's 40 epochs, lr 0.01, × 0.1 at 15 and 30: on ImageNet 200,000 steps.
 
-    The few steps that a small set makes would stop it far from where it is going. Longer ones make up for them, as far
-    as they stay stable, and below 10,000 images also more epochs.
+    A small set makes few steps, which would end far from convergence. A higher learning rate makes up for them as far
+    as it is stable, and below 10,000 images also more epochs.
     """
 
     images: int
 
     @property
     def epochs(self) -> int:
-        return max(40, -(-1600 // self.steps_an_epoch))
+        return max(40, -(-1600 // self.steps_per_epoch))
 
     @property
-    def steps_an_epoch(self) -> int:
+    def steps_per_epoch(self) -> int:
         return -(-self.images // BATCH)
 
     @property
     def rate(self) -> float:
-        return 0.01 * min(10.0, max(1.0, 16_000 / (self.epochs * self.steps_an_epoch)))
+        return 0.01 * min(10.0, max(1.0, 16_000 / (self.epochs * self.steps_per_epoch)))
 
     @property
     def drops(self) -> tuple[int, int]:
@@ -63,64 +63,70 @@ class LinearSGDSchedule:
 
 
 Batches = Iterator[tuple[int, Tensor, Tensor]]
-"""Epoch, images by index, and their features."""
+"""Epoch, indices of images, and their features."""
 
 
-def evaluate_linear_sgd(features: FeatureExtractor, data: Dataset) -> Result:
-    """One layer on normalised, standardised features of random crops, mirrored or not; and of the clean views alone."""
+def evaluate_linear_sgd(extractor: FeatureExtractor, data: Dataset) -> Result:
+    """Evaluates a classifier on normalised, standardised features of random crops, flipped or not; and of clean views.
+
+    The protocol has the converged solution on clean views, too, and the effect of augmentation.
+    """
     train, test = evaluation_splits(data)
-    known, asked = features(train), features(test)
-    scale, course = StandardScaler.fit(known), LinearSGDSchedule(len(train))
+    features, classes = extractor(train), len(data.classes)
+    scale, schedule = StandardScaler.fit(features), LinearSGDSchedule(len(train))
+    test_features = scale(extractor(test))
 
     def plan() -> Iterator[tuple[int, Tensor]]:
-        return ((epoch, index) for epoch in range(course.epochs) for index in train.order(_SEED, epoch).split(BATCH))
+        return ((epoch, index) for epoch in range(schedule.epochs) for index in train.order(_SEED, epoch).split(BATCH))
 
-    augmented = ((epoch, index, scale(seen)) for epoch, index, seen in _random_views(features, train, plan()))
-    clean = ((epoch, index, scale(known[index.to(known.device)])) for epoch, index in plan())
-    judged: dict[str, Accuracy] = {}
+    augmented = ((epoch, index, scale(batch)) for epoch, index, batch in _random_views(extractor, train, plan()))
+    clean = ((epoch, index, scale(features[index.to(features.device)])) for epoch, index in plan())
+    accuracies: dict[str, Accuracy] = {}
     for name, batches in (("SGD", augmented), ("SGD clean", clean)):
-        seen = track(batches, f"linear layer by {name}", course.epochs * course.steps_an_epoch)
-        layer = fit_by_sgd(seen, known, train.truth, len(data.classes), course)
-        judged |= top_k_accuracies(name, layer(scale(asked)).cpu(), test.truth)
-    truth, count = train.truth.to(known.device), len(data.classes)
-    ((_, converged),) = track(fit_path(scale(known), truth, count, (WEIGHT_DECAY,)), "linear layer by LBFGS", 1)
-    same = top_k_accuracies("LBFGS", converged(scale(asked)).cpu(), test.truth)["LBFGS top-1"].percent
-    effect = judged["SGD top-1"].percent - judged["SGD clean top-1"].percent
+        tracked = track(batches, f"linear layer by {name}", schedule.epochs * schedule.steps_per_epoch)
+        layer = fit_by_sgd(tracked, features, train.truth, classes, schedule)
+        accuracies |= top_k_accuracies(name, layer(test_features).cpu(), test.truth)
+    path = fit_path(scale(features), train.truth.to(features.device), classes, (WEIGHT_DECAY,))
+    ((_, converged),) = track(path, "linear layer by LBFGS", 1)
+    lbfgs = top_k_accuracies("LBFGS", converged(test_features).cpu(), test.truth)["LBFGS top-1"].percent
+    effect = accuracies["SGD top-1"].percent - accuracies["SGD clean top-1"].percent
     protocol = {
-        "classifier": f"one linear layer from zero, cross-entropy, {course}",
+        "classifier": f"one linear layer from zero, cross-entropy, {schedule}",
         "augmentation": f"SGD: random resized crop of {SCALE[0]:g} to {SCALE[1]:g}, mirrored or not; SGD clean: none",
-        "LBFGS to convergence at this weight decay, clean, top-1": same,
+        "LBFGS to convergence at this weight decay, clean, top-1": lbfgs,
         "effect of augmentation on top-1, points": effect,
         "seed of orders and views": _SEED,
         "layer": STANDARDISED,
-        "transform": features.transform,
-        "train images": len(train),
-        "test images": len(test),
-        "classes": len(train.truth.unique()),
-        "test split": data.test_origin,
+        "transform": extractor.transform,
+        **describe_splits(train, test, data),
     }
-    return Result(judged, protocol)
+    return Result(accuracies, protocol)
 
 
 def fit_by_sgd(
-    batches: Batches, like: Float[Tensor, "n f"], label: Int[Tensor, " n"], classes: int, course: LinearSGDSchedule
+    batches: Batches,
+    template: Float[Tensor, "n f"],
+    label: Int[Tensor, " n"],
+    classes: int,
+    schedule: LinearSGDSchedule,
 ) -> LinearClassifier:
-    """`like` gives the features' width, type and device."""
+    """Fits a classifier to batches of features; `template` has their width, dtype and device."""
     present, place = label.unique(return_inverse=True)
-    weight = like.new_zeros(len(present), like.shape[1]).requires_grad_()
-    bias = like.new_zeros(len(present)).requires_grad_()
-    optimiser = torch.optim.SGD([weight, bias], lr=course.rate, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+    weight = template.new_zeros(len(present), template.shape[1]).requires_grad_()
+    bias = template.new_zeros(len(present)).requires_grad_()
+    optimizer = torch.optim.SGD([weight, bias], lr=schedule.rate, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
     for epoch, index, features in batches:
-        optimiser.param_groups[0]["lr"] = course.lr(epoch)
-        optimiser.zero_grad()
-        cross_entropy(linear(features, weight, bias), place[index].to(like.device)).backward()
-        optimiser.step()
-    return LinearClassifier.from_present(weight.detach(), bias.detach(), present.to(like.device), classes)
+        optimizer.param_groups[0]["lr"] = schedule.lr(epoch)
+        optimizer.zero_grad()
+        cross_entropy(linear(features, weight, bias), place[index].to(template.device)).backward()
+        optimizer.step()
+    return LinearClassifier.from_present(weight.detach(), bias.detach(), present.to(template.device), classes)
 
 
-def _random_views(features: FeatureExtractor, split: Split, plan: Iterable[tuple[int, Tensor]]) -> Batches:
-    """The network's features of one random view an image and epoch."""
-    crop = RandomCrop(features.size, scale=SCALE)
-    with eval_mode(features.backbone) as backbone:
-        for batch in load_batches(split, plan, {0: crop}, seed=_SEED, device=features.device, workers=features.workers):
+def _random_views(extractor: FeatureExtractor, split: Split, plan: Iterable[tuple[int, Tensor]]) -> Batches:
+    """Yields features of one random view per image and epoch."""
+    crop = RandomCrop(extractor.size, scale=SCALE)
+    device, workers = extractor.device, extractor.workers
+    with eval_mode(extractor.backbone) as backbone:
+        for batch in load_batches(split, plan, {0: crop}, seed=_SEED, device=device, workers=workers):
             yield batch.epoch, batch.index, unit_features(backbone, normalize_pixels(batch.crop(crop, 0)))

@@ -1,4 +1,4 @@
-"""Retrieval: whether the nearest training images of a test image hold one of its class."""
+"""Retrieval: whether a test image has one of its class among its nearest training images."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from cmsf.evaluation.splits import evaluation_splits
 DEPTHS = (1, 5, 10)
 
 
-def evaluate_retrieval(features: FeatureExtractor, data: Dataset) -> Result:
-    """R@1, R@5 and R@10 of the test images among the training images, by cosine."""
+def evaluate_retrieval(extractor: FeatureExtractor, data: Dataset) -> Result:
+    """Evaluates R@1, R@5 and R@10 of the test images among the training images, by cosine."""
     train, test = evaluation_splits(data)
     protocol = {
         "measure": "R@k: the share of test images with one of their class among their k nearest training images",
         "layer": LAYER,
-        "transform": features.transform,
+        "transform": extractor.transform,
         "train images": len(train),
         "test images": len(test),
         "test split": data.test_origin,
     }
-    found = recalled(features(test), features(train), train.truth, test.truth)
-    return Result({name: Accuracy(right, test.truth) for name, right in found.items()}, protocol)
+    hits = recall_at_k(extractor(test), extractor(train), train.truth, test.truth)
+    return Result({name: Accuracy(hit, test.truth) for name, hit in hits.items()}, protocol)
 
 
-def recalled(
+def recall_at_k(
     query: Float[Tensor, "q f"], train: Float[Tensor, "n f"], label: Int[Tensor, " n"], truth: Int[Tensor, " q"]
 ) -> dict[str, Bool[Tensor, " q"]]:
-    """For each depth, which queries have one of their class that near; equally near: the lower row."""
-    near = torch.cat([part for part, _ in k_nearest(query, train, max(DEPTHS))])
+    """Marks, for each k, the queries with one of their class among their k nearest; equally near: the lower row."""
+    near = torch.cat([row for row, _ in k_nearest(query, train, max(DEPTHS))])
     same = label[near] == truth[:, None]
     return {f"R@{k}": same[:, :k].any(1) for k in DEPTHS}

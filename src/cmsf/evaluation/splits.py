@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -52,3 +53,13 @@ def evaluation_splits(data: Dataset) -> tuple[Split, Split]:
             f"the {split} images of {data.name} have no labels to evaluate with; give labelled images with --data"
         )
     return data.train.subset(data.train.with_truth), data.test.subset(data.test.with_truth)
+
+
+def describe_splits(train: Split, test: Split, data: Dataset) -> dict[str, Any]:
+    """Returns the part of a protocol that says which images were used."""
+    return {
+        "train images": len(train),
+        "test images": len(test),
+        "classes": len(train.truth.unique()),
+        "test split": data.test_origin,
+    }

@@ -1,4 +1,4 @@
-"""A picture of which classes are taken for which."""
+"""Confusion matrix as a figure."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from torch import Tensor
 from cmsf.analysis.figures.thumbnails import fonts, save_figure, shortened
 
 _NUMBERED, _FEW, _NAMED = 20, 60, 250
-"""Up to how many classes cells have numbers in them, names are of a good size, and there are names at all."""
+"""Up to how many classes cells have numbers, names are large, and there are names at all."""
 _LARGEST = 24.0
 _LIGHT, _DARK = "#fefefe", "#1f2328"
-"""Not white and a page's ink, for these turn round on a dark page, and the cells do not."""
+"""Not white and the report's text colour, which are swapped on a dark page, while the cells are not."""
 
 
 def draw_confusion(counts: Int[Tensor, "c c"], names: Sequence[str], out: Path) -> None:
-    """A picture of test images."""
+    """Saves the confusion matrix of test images."""
     figure = confusion_figure(counts, names)
     figure.suptitle(f"{int(counts.sum()):,} test images, % of each true class", fontsize=10)
     save_figure(figure, out)
 
 
 def confusion_figure(counts: Int[Tensor, "c c"], names: Sequence[str]) -> Figure:
-    """A row a true class, a column a predicted one; a cell is as dark as its share of the row, per cent."""
+    """Draws a row per true class and a column per predicted class; darkness is the share of the row, per cent."""
     classes = len(names)
     cell, letters = (0.5, 9) if classes <= _NUMBERED else (0.24, 8) if classes <= _FEW else (0.11, 6)
     side = min(_LARGEST, max(2.8, cell * classes))
     share = 100 * counts.double() / counts.sum(1, keepdim=True).clamp_min(1)
     figure = Figure(figsize=(side + 1.6, side + 1.2), layout="constrained")
     axes = figure.add_subplot()
-    # By the root of the share, for a twentieth of a class taken for another should be seen.
+    # By the root of the share, so that a twentieth of a class can be seen.
     image = axes.imshow(share.numpy(), cmap="Blues", norm=PowerNorm(0.5, 0, 100), interpolation="nearest")
     if classes <= _NAMED:
         shown = [shortened(name) for name in names]

@@ -1,4 +1,4 @@
-"""A contact sheet: some of every class, or of a pile, at a glance."""
+"""Contact sheet: sample images of every class, or of an unlabelled source."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cmsf.utils.rng import permutation
 
 _COLUMNS, _ROWS = 10, 12
 _STEP, _FOR_NAMES = 1.05, 1.5
-"""From one picture to the next, and the margin, in inches."""
+"""Steps between pictures and width of the margin, in inches."""
 _SEED = 0x5EE7
 
 
 def draw_contact_sheet(source: Source, out: Path) -> None:
-    """A row of random training images for each of the first classes; without classes, rows of any."""
+    """Draws a row of random training images for each of the first classes; without classes, rows of any images."""
     part = source.train
     order = permutation(len(part), _SEED).tolist()
     rows = _by_class(source, part, order) if source.classes else _any(order)
@@ -30,7 +30,7 @@ def draw_contact_sheet(source: Source, out: Path) -> None:
         for i in members:
             if place == _COLUMNS:
                 break
-            with suppress(Unreadable):  # named elsewhere; here the next one takes its place
+            with suppress(Unreadable):  # reported elsewhere; here the next image takes its place
                 pixels = thumbnail(part.images.decode(i, THUMBNAIL))
                 sheet.show(left + place * _STEP, line * _STEP, pixels)
                 place += 1

@@ -1,4 +1,4 @@
-"""Pictures of neighbours: the quickest way to see what a representation calls alike."""
+"""Gallery of nearest neighbours: the quickest way to see what a representation finds similar."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN = 5
 _CHOOSING = 0x6A11 << 40  # what this use of the hash is for; no epoch is ever so high
 _RIGHT = "#1a7f37"
 _ACROSS, _DOWN = 1.08, 1.3
-"""From one picture to the next, in inches."""
+"""Steps between pictures, in inches."""
 _TOP, _GAP = 0.35, 0.25
 
 
@@ -35,9 +35,10 @@ def draw_neighbours(
     workers: int = 0,
     rows: int = 8,
 ) -> None:
-    """Random queries, their nearest training images by raw pixels and by the network; a wrong class in red.
+    """Draws random queries and their nearest training images by raw pixels and by the network; wrong classes in red.
 
-    The queries are test images where there are any, one a class in turn; else training images, themselves left out.
+    The queries are test images where there are any, one of each class in turn; else training images, themselves left
+    out.
     """
     split = data.test or data.train
     chosen = one_a_class_in_turn(split, seed)[:rows]
@@ -75,15 +76,15 @@ def draw_neighbours(
 def _nearest(
     describe: Callable[[Split], Iterator[Tensor]], query: Split, train: Split, own: Tensor, what: str
 ) -> Int[Tensor, "q 5"]:
-    """The nearest training images; they are compared batch by batch, for all their pixels may not fit at once."""
-    asked = torch.cat(list(describe(query)))
-    similarity = torch.cat([asked @ batch.T for batch in track(describe(train), what, batch_count(train))], dim=1)
+    """Returns the nearest training images, compared batch by batch, for all their pixels may not fit into memory."""
+    queries = torch.cat(list(describe(query)))
+    similarity = torch.cat([queries @ batch.T for batch in track(describe(train), what, batch_count(train))], dim=1)
     number = torch.arange(len(train))
     return top(OwnRow(own, included=False).apply_to(similarity, number), number, _SHOWN)
 
 
 def one_a_class_in_turn(split: Split, seed: int) -> Int[Tensor, " q"]:
-    """All images in a random order in which the classes take turns."""
+    """Returns all images in a random order in which the classes take turns."""
     order = permutation(len(split), seed, _CHOOSING)
     label = split.truth[order]
     turn = torch.zeros_like(order)

@@ -1,4 +1,4 @@
-"""A picture of the suspects: what is on them, what they are called, and what they look like."""
+"""Figure of label issues: images with their labels and the suggested classes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from cmsf.data import Split
 SHOWN = 40
 _COLUMNS = 8
 _ACROSS, _DOWN, _TOP = 1.25, 1.5, 0.35
-"""From one picture to the next, and for the title, in inches."""
+"""Steps between pictures and height of the title, in inches."""
 
 
 def draw_suspects(split: Split, suspects: Sequence[Suspect], out: Path) -> None:
-    """The first forty: the label in red, and below it the class that is suggested."""
+    """Draws the first forty: the label in red, and below it the suggested class."""
     drawn = suspects[:SHOWN]
     columns = min(_COLUMNS, len(drawn))
     sheet = Sheet(columns * _ACROSS, _TOP + -(-len(drawn) // _COLUMNS) * _DOWN)
     sheet.write(0, _TOP / 2, "label", size=11, colour=WRONG, align="left")
     sheet.write(0.5, _TOP / 2, "suggested", size=11, colour=PLAIN, align="left")
-    for place, one in enumerate(drawn):
+    for place, suspect in enumerate(drawn):
         line, column = divmod(place, _COLUMNS)
         x, y = column * _ACROSS, _TOP + line * _DOWN
-        sheet.show(x, y, thumbnail(split.read(torch.tensor([one.index]), THUMBNAIL)[0]))
-        sheet.write(x + 0.5, y + 1.11, shortened(one.label), size=8, colour=WRONG)
-        sheet.write(x + 0.5, y + 1.27, shortened(one.suggested), size=8, colour=PLAIN)
+        sheet.show(x, y, thumbnail(split.read(torch.tensor([suspect.index]), THUMBNAIL)[0]))
+        sheet.write(x + 0.5, y + 1.11, shortened(suspect.label), size=8, colour=WRONG)
+        sheet.write(x + 0.5, y + 1.27, shortened(suspect.suggested), size=8, colour=PLAIN)
     sheet.save(out)

@@ -1,4 +1,4 @@
-"""Small pictures with names under them, for every kind of gallery."""
+"""Thumbnails with captions on a sheet, for every kind of gallery."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _FONTS = (
     *("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "PingFang SC", "Hiragino Sans", "Microsoft YaHei"),
     *("Noto Sans Arabic", "Noto Sans Devanagari", "Arial Unicode MS"),
 )
-"""Tried in turn for each letter, as far as the machine has them; matplotlib brings the first along."""
+"""Tried in turn for each letter, where they are installed; matplotlib brings the first along."""
 PLAIN, WRONG = "#57606a", "#cf222e"
 _LONGEST_NAME = 16
 
 
 class Sheet:
-    """Pictures and words on one surface, measured in inches from the upper left corner.
+    """Pictures and text on one pair of axes, in inches from the upper left corner.
 
-    Axes of its own for every picture, which is how matplotlib would have it, take five times as long.
+    Separate axes for every picture, as is usual in matplotlib, take five times as long.
     """
 
     def __init__(self, width: float, height: float) -> None:
@@ -45,7 +45,7 @@ class Sheet:
         self.axes.axis("off")
 
     def show(self, x: float, y: float, pixels: NDArray[np.uint8], colour: str | None = None) -> None:
-        """A picture one inch wide, in a frame where a colour is given."""
+        """Draws a picture one inch wide, with a frame where a colour is given."""
         self.axes.imshow(pixels, interpolation="nearest", extent=(x, x + 1, y + 1, y), aspect="auto")
         if colour is not None:
             self.axes.add_patch(Rectangle((x, y), 1, 1, fill=False, edgecolor=colour, linewidth=2.5, clip_on=False))
@@ -59,7 +59,7 @@ class Sheet:
         colour: str = "black",
         align: Literal["left", "center", "right"] = "center",
     ) -> None:
-        """Words around a height. They are data, not mathematics: a $ in them must not be set as a formula."""
+        """Writes text, vertically centred; it is data, so a $ in it does not begin a formula."""
         self.axes.text(x, y, text, ha=align, va="center", fontsize=size, color=colour, parse_math=False, family=fonts())
 
     def save(self, out: Path) -> None:
@@ -67,7 +67,7 @@ class Sheet:
 
 
 def thumbnail(picture: UInt8[Tensor, "c h w"]) -> NDArray[np.uint8]:
-    """The central square, at most 96 pixels a side, as rows of red, green and blue."""
+    """Returns the central square as an RGB array, at most 96 pixels a side."""
     height, width = picture.shape[1:]
     side = min(height, width)
     box = torch.tensor([(height - side) // 2, (width - side) // 2, side, side])
@@ -83,13 +83,13 @@ def fonts() -> list[str]:
 
 
 def shortened(name: str) -> str:
-    """A name for a picture: in one line, and visible."""
+    """Returns a name in one short line, with unprintable characters escaped."""
     name = escape_unprintable(name[: _LONGEST_NAME + 1])
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
 def save_figure(figure: Figure, out: Path) -> None:
-    """As PNG, or as SVG where the name says so; the same figure gives the same file."""
+    """Saves as SVG where the name says so, else as PNG; the same figure gives the same file."""
     form = "svg" if out.suffix.lower() == ".svg" else "png"
     metadata = {"Date": None} if form == "svg" else {}
     with atomic_write(out) as temporary, warnings.catch_warnings(), rc_context({"svg.hashsalt": "cmsf"}):

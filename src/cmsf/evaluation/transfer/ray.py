@@ -1,4 +1,4 @@
-"""The same search on a Ray cluster: Optuna draws, Ray places the trials and prunes them."""
+"""The same search on a Ray cluster: Optuna samples, Ray schedules the trials and prunes them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import torch
 
 from cmsf.evaluation.transfer.search import SearchResult
 from cmsf.evaluation.transfer.study import FIRST_RUNG, REDUCTION, quiet_optuna
-from cmsf.evaluation.transfer.trial import MOST_ITERATIONS, Draws, Problem, Settings, draw, run
+from cmsf.evaluation.transfer.trial import MOST_ITERATIONS, Problem, Settings, Suggester, run_trial, sample_settings
 from cmsf.utils.errors import BadInput
 
 _VALUE, _ITERATION, _COMPLETE = "value", "iteration", "complete"
 
 
 def search_with_ray(problem: Problem, name: str, trials: int, folder: Path, processes: int, seed: int) -> SearchResult:
-    """Maximise the validation measure as `search` does, on the cluster of RAY_ADDRESS or a local one of `processes`.
+    """Maximise validation accuracy as `search` does, on the cluster of RAY_ADDRESS or a local one of `processes`.
 
-    Goes on with what `folder` has under this name, by Tune's own restore: trials that were running begin anew. A
-    finished search is returned at once, and cannot be extended by more trials than it began with.
+    Continues what `folder` has under this name, by Tune's own restore: trials that were running begin anew. A finished
+    search is returned at once, and cannot be extended to more trials than it began with.
     """
     if trials < 1:
         raise BadInput(f"a search needs at least 1 trial, not {trials}")
@@ -81,9 +81,9 @@ def _tuner(trainable: Any, name: str, trials: int, folder: Path, seed: int) -> A
     )
 
 
-def _space(trial: Draws) -> None:
-    """Ray notes down what is drawn."""
-    draw(trial)
+def _space(trial: Suggester) -> None:
+    """Samples the settings, which Ray reads off the trial."""
+    sample_settings(trial)
 
 
 def _trainable(config: dict[str, Any], problem: Problem) -> None:
@@ -95,13 +95,13 @@ def _trainable(config: dict[str, Any], problem: Problem) -> None:
     def report(iteration: int, value: float) -> None:
         tune.report({_VALUE: value, _ITERATION: iteration, _COMPLETE: False})
 
-    value = run(problem, settings, report)
+    value = run_trial(problem, settings, report)
     tune.report({_VALUE: value, _ITERATION: settings.iterations, _COMPLETE: True})
 
 
 @contextmanager
 def _cluster(processes: int) -> Iterator[None]:
-    """The one that is there, or a local one for as long as it is needed."""
+    """Uses the cluster that is initialised, or else starts one and shuts it down."""
     import ray
 
     if ray.is_initialized():

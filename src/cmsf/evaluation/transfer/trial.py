@@ -1,4 +1,4 @@
-"""One trial of the search: sample settings, fit a linear classifier by L-BFGS, report the validation metric."""
+"""One trial of the search: sample settings, fit a linear classifier by L-BFGS, report its validation accuracy."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from torch import Tensor
 from cmsf.evaluation.linear import LinearClassifier, LogisticLoss, NonFiniteLoss
 from cmsf.evaluation.metrics import Accuracy, in_top_k
 
+MOST_ITERATIONS = 1000
+_ITERATIONS = (1, MOST_ITERATIONS)
+_LEARNING_RATES = (1e-6, 1.0)
+_WEIGHT_DECAYS = (1e-9, 1.0)
 _INNER = 20
 """Updates in one iteration, torch's default."""
 _HISTORY = 10
@@ -20,65 +24,16 @@ _HISTORY = 10
 
 @dataclass(frozen=True)
 class Settings:
-    """What the protocol searches for."""
+    """The settings that the protocol searches."""
 
     iterations: int
     lr: float
     weight_decay: float
 
 
-def fit(
-    features: Float[Tensor, "n f"],
-    label: Int[Tensor, " n"],
-    classes: int,
-    settings: Settings,
-    watch: Callable[[int, LinearClassifier], None] | None = None,
-) -> LinearClassifier:
-    """Minimise mean cross-entropy + weight_decay / 2 |W|² from zero, by `iterations` steps of torch's L-BFGS.
-
-    `watch` sees the layer after every step. Ends early once converged, or diverged: then with the last weights whose
-    loss was finite.
-    """
-    present, place = label.unique(return_inverse=True)
-    weight = features.new_zeros(len(present), features.shape[1])
-    bias = features.new_zeros(len(present))
-    objective = LogisticLoss(features, place, weight, bias, settings.weight_decay)
-    optimiser = torch.optim.LBFGS([weight, bias], lr=settings.lr, max_iter=_INNER, history_size=_HISTORY)
-    good = weight.clone(), bias.clone()
-
-    def layer(diverged: bool = False) -> LinearClassifier:
-        return LinearClassifier.from_present(*(good if diverged else (weight, bias)), present, classes, diverged)
-
-    for iteration in range(1, settings.iterations + 1):
-        asked = objective.asked
-        try:
-            optimiser.step(objective)
-        except NonFiniteLoss:
-            return layer(diverged=True)
-        # The step's last update is not followed by a loss of its own.
-        if not (weight.isfinite().all() and bias.isfinite().all()):
-            return layer(diverged=True)
-        good = weight.clone(), bias.clone()
-        if watch is not None:
-            watch(iteration, layer())
-        # Torch has five reasons to end a step before its 20 updates. Three speak of the last change, of the weights or
-        # of the loss, and a tiny learning rate makes those small wherever it is: no sign of convergence. The other two
-        # (no gradient, or a direction that promises nothing) do not depend on the rate, and are seen before any
-        # update. They alone leave a step with one look at the loss; the next would look at the same and do the same.
-        if objective.asked == asked + 1:
-            break
-    return layer()
-
-
-MOST_ITERATIONS = 1000
-_ITERATIONS = (1, MOST_ITERATIONS)
-_LEARNING_RATES = (1e-6, 1.0)
-_WEIGHT_DECAYS = (1e-9, 1.0)
-
-
 @dataclass(frozen=True)
 class Problem:
-    """Standardised features in CPU memory, and what to call good: mean per class, or else top-1."""
+    """Standardised features in CPU memory, and the metric to maximise: mean per class, or else top-1."""
 
     train: Float[Tensor, "n f"]
     train_label: Int[Tensor, " n"]
@@ -89,16 +44,16 @@ class Problem:
 
 
 @runtime_checkable
-class Draws(Protocol):
-    """The part of Optuna's trial that draws."""
+class Suggester(Protocol):
+    """The part of optuna.Trial that samples: Ray passes an object of its own with no other methods."""
 
     def suggest_int(self, name: str, low: int, high: int, *, log: bool) -> int: ...
 
     def suggest_float(self, name: str, low: float, high: float, *, log: bool) -> float: ...
 
 
-def draw(trial: Draws) -> Settings:
-    """The paper's ranges, all of them log-uniform."""
+def sample_settings(trial: Suggester) -> Settings:
+    """Samples from the paper's ranges, all of them log-uniform."""
     return Settings(
         trial.suggest_int("iterations", *_ITERATIONS, log=True),
         trial.suggest_float("lr", *_LEARNING_RATES, log=True),
@@ -106,22 +61,65 @@ def draw(trial: Draws) -> Settings:
     )
 
 
-def measure(layer: LinearClassifier, problem: Problem) -> float:
-    """Per cent of validation images, or its mean over their classes."""
-    return Accuracy(in_top_k(layer(problem.val), problem.val_label, 1), problem.val_label, problem.per_class).percent
+def run_trial(problem: Problem, settings: Settings, report: Callable[[int, float], None]) -> float:
+    """Returns the validation accuracy after the fit; `report` gets it at every rung, and may raise to end the trial."""
+    reported = set(rungs(settings.iterations))
+
+    def after_step(iteration: int, layer: LinearClassifier) -> None:
+        if iteration in reported:
+            report(iteration, validation_accuracy(layer, problem))
+
+    layer = fit(problem.train, problem.train_label, problem.classes, settings, after_step)
+    return validation_accuracy(layer, problem)
 
 
 def rungs(iterations: int) -> list[int]:
-    """After which iterations a trial is looked at before its end: 1, 2, 4, 8, …"""
+    """Returns the iterations before the last after which a trial is compared with others: 1, 2, 4, 8, …"""
     return [2**power for power in range(MOST_ITERATIONS.bit_length()) if 2**power < iterations]
 
 
-def run(problem: Problem, settings: Settings, report: Callable[[int, float], None]) -> float:
-    """The measure after the fit; `report` has it at every rung that is reached, and may raise to end the trial."""
-    looked_at = set(rungs(settings.iterations))
+def validation_accuracy(layer: LinearClassifier, problem: Problem) -> float:
+    """Per cent of the validation images, or its mean over their classes."""
+    return Accuracy(in_top_k(layer(problem.val), problem.val_label, 1), problem.val_label, problem.per_class).percent
 
-    def watch(iteration: int, layer: LinearClassifier) -> None:
-        if iteration in looked_at:
-            report(iteration, measure(layer, problem))
 
-    return measure(fit(problem.train, problem.train_label, problem.classes, settings, watch), problem)
+def fit(
+    features: Float[Tensor, "n f"],
+    label: Int[Tensor, " n"],
+    classes: int,
+    settings: Settings,
+    after_step: Callable[[int, LinearClassifier], None] | None = None,
+) -> LinearClassifier:
+    """Minimise mean cross-entropy + weight_decay / 2 |W|² from zero, by `iterations` steps of torch's L-BFGS.
+
+    Ends early once converged, or diverged: then with the last weights whose loss was finite.
+    """
+    present, place = label.unique(return_inverse=True)
+    weight = features.new_zeros(len(present), features.shape[1])
+    bias = features.new_zeros(len(present))
+    loss = LogisticLoss(features, place, weight, bias, settings.weight_decay)
+    optimizer = torch.optim.LBFGS([weight, bias], lr=settings.lr, max_iter=_INNER, history_size=_HISTORY)
+    finite = weight.clone(), bias.clone()
+
+    def layer(diverged: bool = False) -> LinearClassifier:
+        return LinearClassifier.from_present(*(finite if diverged else (weight, bias)), present, classes, diverged)
+
+    for iteration in range(1, settings.iterations + 1):
+        evaluations = loss.evaluations
+        try:
+            optimizer.step(loss)
+        except NonFiniteLoss:
+            return layer(diverged=True)
+        # The step's last update is not followed by a loss of its own.
+        if not (weight.isfinite().all() and bias.isfinite().all()):
+            return layer(diverged=True)
+        finite = weight.clone(), bias.clone()
+        if after_step is not None:
+            after_step(iteration, layer())
+        # Torch has five reasons to end a step before its 20 updates. Three speak of the last change, of the weights or
+        # of the loss, and a tiny learning rate makes those small wherever it is: no sign of convergence. The other two
+        # (no gradient, or a direction that promises nothing) do not depend on the rate, and are seen before any
+        # update. They alone end a step after one evaluation of the loss; the next step would do the same.
+        if loss.evaluations == evaluations + 1:
+            break
+    return layer()
