@@ -18,10 +18,10 @@ from cmsf.method.losses import (
     CrossEntropy,
     FixMatch,
     InfoNCE,
+    LossInput,
     Prototypes,
     SimCLR,
     SimSiam,
-    Step,
     SupCon,
     SymmetricBYOL,
 )
@@ -46,19 +46,19 @@ def length(vector: Tensor) -> Tensor:
     return sum(x * x for x in vector).sqrt()
 
 
-def existing(step: Step) -> list[int]:
+def existing(step: LossInput) -> list[int]:
     return [j for j, image in enumerate(step.bank.index.tolist()) if image != UNKNOWN]
 
 
-def of_other_images(step: Step, i: int) -> list[int]:
+def of_other_images(step: LossInput, i: int) -> list[int]:
     return [j for j in existing(step) if int(step.bank.index[j]) != int(step.query.index[i])]
 
 
-def labelled(step: Step) -> list[int]:
+def labelled(step: LossInput) -> list[int]:
     return [i for i in range(len(step.query)) if int(step.query.label[i]) != UNKNOWN]
 
 
-def info_nce(objective: InfoNCE, step: Step) -> Tensor:
+def info_nce(objective: InfoNCE, step: LossInput) -> Tensor:
     """He et al. 2020, eq. 1: −log exp(q·k₊/τ) / Σ_{i=0..K} exp(q·k_i/τ), over one positive and K negatives."""
     losses = []
     for i, q in enumerate(step.online[SECOND].embedding):
@@ -68,7 +68,7 @@ def info_nce(objective: InfoNCE, step: Step) -> Tensor:
     return mean(losses)
 
 
-def simclr(objective: SimCLR, step: Step) -> Tensor:
+def simclr(objective: SimCLR, step: LossInput) -> Tensor:
     """Chen et al. 2020, eq. 1 and Algorithm 1: z_{2k−1} and z_{2k} are the two views of image k."""
     z = []
     for first, second in zip(step.online[FIRST].embedding, step.online[SECOND].embedding, strict=True):
@@ -82,7 +82,7 @@ def simclr(objective: SimCLR, step: Step) -> Tensor:
     return sum(loss(i, j) + loss(j, i) for i, j in pairs) / len(z)
 
 
-def nnclr(objective: NNCLR, step: Step) -> Tensor:
+def nnclr(objective: NNCLR, step: LossInput) -> Tensor:
     """Dwibedi et al. 2021, eq. 3 and 4 and Algorithm 1: L(NN(z₁), p₂)/2 + L(NN(z₂), p₁)/2."""
     first, second = step.online[FIRST], step.online[SECOND]
 
@@ -101,7 +101,7 @@ def nnclr(objective: NNCLR, step: Step) -> Tensor:
     return loss(first.embedding, second.prediction) / 2 + loss(second.embedding, first.prediction) / 2
 
 
-def byol(objective: SymmetricBYOL, step: Step) -> Tensor:
+def byol(objective: SymmetricBYOL, step: LossInput) -> Tensor:
     """Grill et al. 2020, eq. 2: ‖q̄(z) − z̄'‖², and the same with the views exchanged, added to it."""
     first, second = step.online[FIRST].prediction, step.online[SECOND].prediction
     losses = []
@@ -112,7 +112,7 @@ def byol(objective: SymmetricBYOL, step: Step) -> Tensor:
     return mean(losses)
 
 
-def simsiam(objective: SimSiam, step: Step) -> Tensor:
+def simsiam(objective: SimSiam, step: LossInput) -> Tensor:
     """Chen and He 2021, eq. 4: D(p₁, stopgrad(z₂))/2 + D(p₂, stopgrad(z₁))/2, with D the negative cosine."""
     first, second = step.online[FIRST], step.online[SECOND]
 
@@ -127,7 +127,7 @@ def simsiam(objective: SimSiam, step: Step) -> Tensor:
     return mean(losses)
 
 
-def isd(objective: ISD, step: Step) -> Tensor:
+def isd(objective: ISD, step: LossInput) -> Tensor:
     """Tejankar et al. 2021, Sec. 3: KL of the teacher's similarities to the anchors to the student's."""
     losses = []
     for i, v in enumerate(step.online[SECOND].prediction):
@@ -139,7 +139,7 @@ def isd(objective: ISD, step: Step) -> Tensor:
     return mean(losses)
 
 
-def supcon(objective: SupCon, step: Step) -> Tensor:
+def supcon(objective: SupCon, step: LossInput) -> Tensor:
     """Khosla et al. 2020, eq. 2: the sum over positives outside of the logarithm. Theirs is a sum over i."""
     losses = []
     for i in labelled(step):
@@ -153,7 +153,7 @@ def supcon(objective: SupCon, step: Step) -> Tensor:
     return mean(losses)
 
 
-def prototypes(objective: Prototypes, step: Step) -> Tensor:
+def prototypes(objective: Prototypes, step: LossInput) -> Tensor:
     """Snell et al. 2017, eq. 1 and 2: c_k is the mean of a class, and the classes' scores are cosines over τ."""
     held: dict[int, list[Tensor]] = {}
     for j in existing(step):
@@ -168,12 +168,12 @@ def prototypes(objective: Prototypes, step: Step) -> Tensor:
     return mean(losses)
 
 
-def named(objective: CrossEntropy, step: Step) -> Tensor:
+def named(objective: CrossEntropy, step: LossInput) -> Tensor:
     scores = step.online[SECOND].logits
     return mean([-softmax(list(scores[i]))[int(step.query.label[i])].log() for i in labelled(step)])
 
 
-def paws(objective: PAWS, step: Step) -> Tensor:
+def paws(objective: PAWS, step: LossInput) -> Tensor:
     """Assran et al. 2021, eq. 1 to 4; the small crops' targets as in the authors' code."""
     label = step.support.label.tolist()
     classes = sorted(set(label))
@@ -206,7 +206,7 @@ def paws(objective: PAWS, step: Step) -> Tensor:
     return mean(losses) - cross_entropy(average, average)
 
 
-def fixmatch(objective: FixMatch, step: Step) -> Tensor:
+def fixmatch(objective: FixMatch, step: LossInput) -> Tensor:
     """Sohn et al. 2020, eq. 3 and 4: ℓ_s + λ ℓ_u, the second a mean over all images, confident or not."""
     named, weak, strong = (step.online[view].logits for view in (SUPPORT, FIRST, SECOND))
     supervised = mean([-softmax(list(s))[y].log() for s, y in zip(named, step.support.label.tolist(), strict=True)])

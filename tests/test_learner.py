@@ -29,10 +29,10 @@ from cmsf.method.losses import (
     FixMatch,
     InfoNCE,
     Loss,
+    LossInput,
     Prototypes,
     SimCLR,
     SimSiam,
-    Step,
     SupCon,
     SymmetricBYOL,
 )
@@ -409,7 +409,7 @@ class BaselineByHand:
         if self.plan.enters == "before":
             self.bank = entered(self.bank, entering)
         named = Rows(online[SUPPORT].embedding.detach(), support, FEW[support]) if SUPPORT in online else None
-        loss = self.plan.loss(Step(query, bank_of(self.rows(u.shape[1])), online, target, named)).loss
+        loss = self.plan.loss(LossInput(query, bank_of(self.rows(u.shape[1])), online, target, named)).loss
         self.descend(loss)
         if self.plan.enters == "after":
             self.bank = entered(self.bank, entering)

@@ -22,11 +22,11 @@ from cmsf.method.losses import (
     FixMatch,
     InfoNCE,
     Loss,
+    LossInput,
     LossOutput,
     Prototypes,
     SimCLR,
     SimSiam,
-    Step,
     SupCon,
     SymmetricBYOL,
 )
@@ -82,7 +82,7 @@ LEARNING = {
 class Made:
     """A step, and the outputs of the online network that it is made of, before they are brought to unit length."""
 
-    step: Step
+    step: LossInput
     outputs: dict[tuple[int, str], Tensor]
 
     def with_bank(self, bank: Rows) -> "Made":
@@ -133,7 +133,7 @@ def make(objective: Loss, seed: int, unknown: float = 0.3, dtype: torch.dtype = 
         support = Rows(
             online[SUPPORT].embedding.detach(), torch.arange(SUPPORTING), torch.tensor([3, 0, 3, 1, 0, 1, 3])
         )
-    return Made(Step(query, bank_of(bank), online, target, support), outputs)
+    return Made(LossInput(query, bank_of(bank), online, target, support), outputs)
 
 
 def joined(one: Rows, other: Rows) -> Rows:
@@ -208,7 +208,7 @@ def test_supcon_with_the_target_has_it_among_the_positives() -> None:
     u, z = unit(1, DIM, 0), unit(1, DIM, 1)
     own = Rows(u, torch.tensor([3]), torch.tensor([2]))
     other = Rows(unit(1, DIM, 2), torch.tensor([4]), torch.tensor([0]))
-    step = Step(
+    step = LossInput(
         own,
         bank_of(joined(own, other)),
         {SECOND: EncoderOutput(z, z, z[:, :0])},
@@ -352,7 +352,7 @@ def test_paws_is_least_where_views_agree_for_certain_and_classes_come_up_alike()
     support = torch.eye(3, dtype=torch.float64)
     at_class = EncoderOutput(support, support, support[:, :0])
     rows = Rows(support, torch.arange(3), torch.arange(3))
-    step = Step(rows, bank_of(rows[:0]), {SUPPORT: at_class, FIRST: at_class, SECOND: at_class}, support=rows)
+    step = LossInput(rows, bank_of(rows[:0]), {SUPPORT: at_class, FIRST: at_class, SECOND: at_class}, support=rows)
     outcome = PAWS(0.01, 0.25, smoothing=0.03)(step)
     assert float(outcome.parts["entropy"]) == pytest.approx(float(torch.tensor(3.0).log()), abs=1e-6)
     # With p = (0.98, 0.01, 0.01), all but 1e-8 of the sharpened target is on the first.

@@ -6,7 +6,7 @@ from helpers import bank_of, random_rows, unit
 import cmsf
 from cmsf.method.bank import MemoryBank
 from cmsf.method.constraints import NearCompanion, SameLabel, Unconstrained
-from cmsf.method.losses import EXTRA, SECOND, MeanShift, Step, Term, constrained_mean_shift
+from cmsf.method.losses import EXTRA, SECOND, LossInput, MeanShift, Term, constrained_mean_shift
 from cmsf.method.rows import Rows
 from cmsf.models.encoders import EncoderOutput
 
@@ -154,7 +154,7 @@ def test_the_self_supervised_objective_is_half_and_half() -> None:
     plain, _ = constrained_mean_shift(prediction, rows, rows, Unconstrained(), 5)
     near, _ = constrained_mean_shift(prediction, rows, rows, NearCompanion(5), 5)
     halves = (Term("unconstrained", Unconstrained(), 5, 0.5), Term("constrained", NearCompanion(5), 5, 0.5))
-    step = Step(rows, bank, {SECOND: EncoderOutput(prediction, prediction, prediction[:, :0])})
+    step = LossInput(rows, bank, {SECOND: EncoderOutput(prediction, prediction, prediction[:, :0])})
     outcome = MeanShift(halves)(step)
     torch.testing.assert_close(outcome.loss, 0.5 * plain + 0.5 * near)
     assert {name: float(part) for name, part in outcome.parts.items()} == {
@@ -168,6 +168,6 @@ def test_with_small_crops_the_loss_is_the_mean_of_each_ones_own() -> None:
     crops = {view: unit(8, 6, view) for view in (SECOND, EXTRA, EXTRA + 1)}
     objective = MeanShift((Term("unconstrained", Unconstrained(), 5),), extra_crops=2)
     assert objective.online == ((SECOND,), (EXTRA, EXTRA + 1))  # small crops pass together, apart from the large one
-    step = Step(rows[:8], bank_of(rows), {view: EncoderOutput(v, v, v[:, :0]) for view, v in crops.items()})
+    step = LossInput(rows[:8], bank_of(rows), {view: EncoderOutput(v, v, v[:, :0]) for view, v in crops.items()})
     each = [constrained_mean_shift(v, rows[:8], rows, k=5)[0] for v in crops.values()]
     torch.testing.assert_close(objective(step).loss, sum(each) / 3)

@@ -106,7 +106,8 @@ def train(
         learner = make_learner(resolved, images.train.label, where, start, world, bank_sharded)
         if resolved.batch_size < world.size:
             raise BadInput(
-                f"--batch-size {resolved.batch_size} is less than {world.size} processes; use a larger one, or fewer"
+                f"--batch-size {resolved.batch_size} is less than {world.size} processes; "
+                "use a larger --batch-size, or fewer processes"
             )
         if not folder.exists():
             if not world.is_main:
@@ -167,8 +168,8 @@ def resume(
     ]
     if differences:
         raise BadInput(
-            f"{previous.path} is another run ({first_few(differences)}); leave out what it says itself, or train in "
-            "another --out"
+            f"{previous.path} was started with other settings ({first_few(differences)}); leave them out, or "
+            "train in another --out"
         )
     given["device"] = _previous_device(previous, given.get("device", "auto"))
     given["bank_sharded"] = given.get("bank_sharded") or previous.folder.environment().get(BANK_SHARDED) is True

@@ -48,8 +48,8 @@ def add_parser(commands: Any) -> Parser:
     parser.add_argument(
         "--resume",
         metavar="RUN",
-        help="go on with a run that was stopped; its folder says "
-        "recipe, images, threads and how the bank is held, and what is below is given again",
+        help="resume a run that was stopped: recipe, data, threads and bank sharding are read from its folder; give "
+        "the other flags below again",
     )
     add_machine_flags(parser)
     parser.add_argument(

@@ -40,7 +40,7 @@ def unreadable_message(broken: Sequence[Unreadable]) -> str:
     first = "; ".join(f"{shorten(error.path, 80)}: {error.reason}" for error in broken[:3])
     first += " …" if len(broken) > 3 else ""
     count = "1 image" if len(broken) == 1 else f"{len(broken)} images"
-    return f"cannot read {count} ({first}); mend what is broken, or train with --skip-broken"
+    return f"cannot read {count} ({first}); repair what is broken, or start a new run with --skip-broken"
 
 
 class Images(ABC):

@@ -69,19 +69,19 @@ def make_learner(
     pretrained: the backbone's initial weights; None: drawn from the seed.
     world: the processes that train together; bank_sharded: whether each of them holds a share of the bank alone.
     """
-    device, precision, objective = torch.device(device), Precision(recipe.precision), make_loss(recipe)
+    device, precision, loss_fn = torch.device(device), Precision(recipe.precision), make_loss(recipe)
     precision.check(device)
-    encoders = make_encoders(recipe, objective, _count_classes(label), pretrained).to(device)
+    encoders = make_encoders(recipe, loss_fn, _count_classes(label), pretrained).to(device)
     if recipe.batch_norm == "sync":
         synchronize_batchnorm(encoders, world, device)
-    supervision = _supervision(recipe, objective, label.to(device), encoders.dim, world)
+    supervision = _supervision(recipe, loss_fn, label.to(device), encoders.dim, world)
     return Learner(
         encoders=encoders,
-        bank=_bank(objective, world, bank_sharded)(
+        bank=_bank(loss_fn, world, bank_sharded)(
             recipe.bank_size, encoders.dim, supervision.companion_dim, device=device, dtype=precision.dtype
         ),
         supervision=supervision,
-        loss_fn=objective,
+        loss_fn=loss_fn,
         views=_views(recipe),
         optimizer=_optimizer(recipe, encoders),
         scaler=GradScaler(device.type, enabled=precision.uses_loss_scaling),
@@ -90,8 +90,8 @@ def make_learner(
     )
 
 
-def _bank(objective: Loss, world: World, sharded: bool) -> Callable[..., MemoryBank]:
-    if sharded and objective.bank != "none" and not objective.selects_neighbours:
+def _bank(loss_fn: Loss, world: World, sharded: bool) -> Callable[..., MemoryBank]:
+    if sharded and loss_fn.bank != "none" and not loss_fn.selects_neighbours:
         raise BadInput(
             "--bank-sharded is for methods that choose neighbours; this one compares with every row; leave it out"
         )
@@ -143,7 +143,7 @@ def initial_backbone(recipe: Resolved, pretrained: PretrainedWeights | None = No
 
 
 def make_encoders(
-    recipe: Resolved, objective: Loss, classes: int, pretrained: PretrainedWeights | None = None
+    recipe: Resolved, loss_fn: Loss, classes: int, pretrained: PretrainedWeights | None = None
 ) -> Encoders:
     """Builds the encoders that a loss needs, with weights drawn from the seed unless the backbone is pretrained."""
     hidden, dim = recipe.projection_hidden, recipe.projection_dim
@@ -151,12 +151,12 @@ def make_encoders(
         backbone = _seeded_backbone(recipe, pretrained)
         width = feature_width(backbone, recipe.backbone, recipe.size)
         projector = predictor = classifier = None
-        if "projector" in objective.heads:
+        if "projector" in loss_fn.heads:
             between = recipe.projection_layers - 1
             projector = mlp(width, hidden, dim, between, bias=True, output_norm=recipe.projection_norm)
-        if "predictor" in objective.heads:
+        if "predictor" in loss_fn.heads:
             predictor = mlp(dim, recipe.prediction_hidden, dim, bias=True)
-        if "classifier" in objective.heads:
+        if "classifier" in loss_fn.heads:
             classifier = nn.Linear(width, classes)
         return Encoders(
             backbone,
@@ -164,7 +164,7 @@ def make_encoders(
             projector,
             predictor,
             classifier,
-            target=bool(objective.target),
+            target=bool(loss_fn.target),
             precision=Precision(recipe.precision),
         )
 
@@ -218,12 +218,12 @@ def _optimizer(recipe: Resolved, encoders: Encoders) -> Optimizer:
     return lars
 
 
-def _supervision(recipe: Resolved, objective: Loss, label: Int[Tensor, " n"], dim: int, world: World) -> Supervision:
+def _supervision(recipe: Resolved, loss_fn: Loss, label: Int[Tensor, " n"], dim: int, world: World) -> Supervision:
     precision = Precision(recipe.precision)
-    if _has_pseudo_labels(recipe, objective):
-        classifier, offline = _pseudo_classifier(recipe, label, dim), embeds_clean_views(recipe, objective)
+    if _has_pseudo_labels(recipe, loss_fn):
+        classifier, offline = _pseudo_classifier(recipe, label, dim), embeds_clean_views(recipe, loss_fn)
         return PseudoLabels(label, dim, classifier, recipe.pseudo_threshold, offline, precision.dtype, world)
-    if objective.learns_from_labels:
+    if loss_fn.learns_from_labels:
         return GivenLabels(label)
     if embeds_third_view(recipe):
         return ThirdView(dim)
@@ -237,17 +237,17 @@ def embeds_third_view(recipe: Recipe) -> bool:
     return has_companions(recipe) and recipe.companions == "third-view"
 
 
-def embeds_clean_views(recipe: Recipe, objective: Loss) -> bool:
+def embeds_clean_views(recipe: Recipe, loss_fn: Loss) -> bool:
     """Returns whether clean views of the labelled images go through the target twice an epoch."""
-    return _has_pseudo_labels(recipe, objective) and recipe.pseudo_cache == "offline"
+    return _has_pseudo_labels(recipe, loss_fn) and recipe.pseudo_cache == "offline"
 
 
 def has_companions(recipe: Recipe) -> bool:
     return recipe.objective == "mean-shift" and recipe.constraint == "companion"
 
 
-def _has_pseudo_labels(recipe: Recipe, objective: Loss) -> bool:
-    return objective.learns_from_labels and recipe.pseudo_labels != "none"
+def _has_pseudo_labels(recipe: Recipe, loss_fn: Loss) -> bool:
+    return loss_fn.learns_from_labels and recipe.pseudo_labels != "none"
 
 
 def _count_classes(label: Int[Tensor, " n"]) -> int:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from cmsf.data.transforms import Augmentation, Batch, Crop
 from cmsf.method.bank import MemoryBank
-from cmsf.method.losses import SUPPORT, THIRD, Loss, LossOutput, Step, ViewGroup
+from cmsf.method.losses import SUPPORT, THIRD, Loss, LossInput, LossOutput, ViewGroup
 from cmsf.method.rows import Rows
 from cmsf.method.supervision import Supervision
 from cmsf.models.encoders import EncoderOutput, Encoders
@@ -68,7 +68,7 @@ class Learner:
         if self.loss_fn.bank == "before":  # so that u itself is a candidate
             self.bank.enqueue(query)
         labelled = None if support is None else self._make_rows(online[SUPPORT], support)
-        output = self.loss_fn(Step(query, self.bank, online, target, labelled))
+        output = self.loss_fn(LossInput(query, self.bank, online, target, labelled))
         self.optimizer_step(output)
         if self.loss_fn.bank == "after":
             self.bank.enqueue(query)

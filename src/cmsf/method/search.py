@@ -21,7 +21,7 @@ _BLOCK = 2**26
 _GROUP = 16
 """How many columns share one maximum, by which the search rules most of them out."""
 _WORTH_GROUPS = 32
-"""For each neighbour that is asked for: where there are fewer, looking at every column is as fast."""
+"""Groups are used only if there are at least this many for each neighbour; with fewer, topk alone is as fast."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Candidates(ABC):
         """Returns whether the row at this position is in C_i."""
 
     def merge_shards(self, query: Rows, merge: MergeShards) -> Candidates:
-        """Returns C_i of the whole bank, restricted to this shard of it, from C_i of the shard alone.
+        """Turns a shard's own C_i into the part of the global C_i that lies in this shard.
 
         They differ where C_i is chosen by comparing rows; a row with the query's label is a candidate in any shard.
         """

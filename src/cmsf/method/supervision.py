@@ -51,7 +51,7 @@ class Supervision(ABC):
         """Returns the query with labels or companions; `third_view` embeds one more weak view by the target."""
 
     def refresh(self, embed: Embed) -> None:
-        """Trains on what was stored; called in the middle of an epoch and at its end."""
+        """Trains on what was stored; called in the middle of an epoch and before the next one begins."""
         return
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -27,8 +27,8 @@ def byol(scale: Recipe) -> Recipe:
 def cmsf_self(scale: Recipe) -> Recipe:
     """Constrained mean shift, self-supervised: neighbours by last epoch's view of the same images.
 
-    Half the loss is mean shift (k = 5); half is pulled to the images whose embeddings of the previous epoch are the
-    k' = 5 nearest to one's own of that epoch. Section 2.1.
+    Half the loss is mean shift (k = 5). The other half pulls to rows whose previous-epoch embeddings are the k' = 5
+    nearest to this image's own previous-epoch embedding. Section 2.1.
     Table 1, ImageNet, ResNet-50, 200 epochs, bank 128,000: 73.0 linear, 63.2 1-NN, 66.4 20-NN.
     k' = 5, 10, 20, 40, 80: 66.4, 66.1, 65.9, 65.6, 65.0 20-NN (ablation table).
     """

@@ -48,8 +48,10 @@ class Recipe:
         "mean-shift", "cross-entropy", "supcon", "prototypes", "info-nce", "nnclr",
         "byol", "simsiam", "simclr", "isd", "paws", "fixmatch",
     ] = option("mean-shift", "the loss; the others are baselines, with the settings that suit them")  # fmt: skip
-    temperature: float = option(0.1, "of the softmax in a contrastive objective", above=0)
-    target_temperature: float | Auto = option(AUTO, "of the target's in isd; auto: the same", above=0)
+    temperature: float = option(0.1, "softmax temperature of a contrastive loss", above=0)
+    target_temperature: float | Auto = option(
+        AUTO, "softmax temperature of the target (isd only); auto: equal to --temperature", above=0
+    )
     constraint: Literal["none", "label", "companion"] = option(
         "none", "which rows are related: all of them, those of the same label, or those with the nearest companions"
     )
@@ -62,7 +64,7 @@ class Recipe:
     )
     include_query: bool = option(True, "whether an image's own embedding may be among its neighbours")
     unconstrained_weight: float = option(
-        0.0, "weight of plain mean shift beside the constrained one, which has the rest", least=0, most=1
+        0.0, "weight of plain mean shift; the constrained term has 1 minus this", least=0, most=1
     )
     bank_size: int | Auto = option(
         AUTO, "rows of the memory bank; auto: sized to the data; 0: none, for an objective that keeps none", least=0
@@ -71,7 +73,9 @@ class Recipe:
         0, "classes of the labelled images beside each batch; auto: all, up to 200; 0: whatever their class", least=0
     )
     support_images: int | Auto = option(
-        AUTO, "labelled images of each of these classes, or of all together; auto: 640 and 64 in all, or fewer", least=0
+        AUTO,
+        "labelled images per class, or in total if --support-classes is 0; auto: 640 in total (paws), 64 (fixmatch)",
+        least=0,
     )
     sharpening: float = option(0.25, "temperature that sharpens the targets of paws", above=0)
     unlabelled_weight: float = option(1.0, "weight of fixmatch's loss on pseudo-labels", least=0)

@@ -205,7 +205,7 @@ def state_dict(learner: Learner) -> dict[str, Any]:
     """Returns a copy on the CPU of all state but the embedding cache, which grows with the data."""
     state = {
         "encoders": learner.encoders.state_dict(),
-        "optimiser": learner.optimizer.state_dict()["state"],  # what its groups say, the recipe says
+        "optimiser": learner.optimizer.state_dict()["state"],  # param_groups are rebuilt from the recipe
         "bank": learner.bank.full_state_dict(),
         "scaler": learner.scaler.state_dict(),
         "knowledge": learner.supervision.state_dict(),

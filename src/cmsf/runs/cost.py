@@ -1,6 +1,6 @@
 """The compute that a recipe will cost and a run has cost, by the paper's equation (`analysis.compute`).
 
-Passes are those that the objective declares, through the backbone alone; what a pass costs is counted in the network.
+Passes are those that the loss declares, through the backbone alone; what a pass costs is counted in the network.
 """
 
 from __future__ import annotations
@@ -175,9 +175,9 @@ def _passes(recipe: Resolved) -> tuple[Passes, Passes]:
     What goes through the online encoder goes back too: FixMatch's weak views as well, which the paper counts forward
     alone, for they share a batch, and so BatchNorm's statistics, with those that it learns from.
     """
-    objective, small = make_loss(recipe), share_of_pass(recipe.extra_size, recipe.size)
-    online = [view for together in objective.online for view in together]
-    target = [view for together in objective.target for view in together]
+    loss_fn, small = make_loss(recipe), share_of_pass(recipe.extra_size, recipe.size)
+    online = [view for together in loss_fn.online for view in together]
+    target = [view for together in loss_fn.target for view in together]
 
     def of_batch(views: list[int]) -> float:
         return sum(small if view >= EXTRA else 1 for view in views if view != SUPPORT)

@@ -19,7 +19,7 @@ from cmsf.utils.distributed import World
 from cmsf.utils.errors import BadInput
 
 
-class BatchSampler:
+class TrainingBatches:
     """Draws the batches of a run, from any step on; of several processes, each reads its share."""
 
     def __init__(self, recipe: Resolved, data: Dataset, world: World) -> None:
@@ -55,7 +55,8 @@ class BatchSampler:
         count = len(support(0))
         if count < self.world.size:
             raise BadInput(
-                f"{count} labelled images beside a batch are less than {self.world.size} processes; use fewer"
+                f"{count} labelled images beside a batch are fewer than {self.world.size} processes; "
+                f"use at most {count} processes"
             )
         drawn = ((step, support(step)) for step in range(first, self.total))
         return ((step, index[self.world.chunk(len(index))]) for step, index in drawn)

@@ -34,15 +34,15 @@ def resolve(
 
     processes: on this machine; bank_shares, cache_shares: between how many processes bank and cache are divided.
     """
-    images, objective = len(data.train), make_loss(recipe)
+    images, loss_fn = len(data.train), make_loss(recipe)
     _check_settings_used(recipe)
     if images < 2:
         raise BadInput(f"{data.name} has {images} training images; at least two are needed")
-    bank, batch = _bank_and_batch(recipe, objective, images)
+    bank, batch = _bank_and_batch(recipe, loss_fn, images)
     if recipe.objective == "mean-shift":
         _check_neighbours(recipe, bank)
-    _check_labels(recipe, objective, data)
-    support = _support(recipe, data) if objective.needs_support else (0, 0)
+    _check_labels(recipe, loss_fn, data)
+    support = _support(recipe, data) if loss_fn.needs_support else (0, 0)
     resolved, width = _with_numbers(recipe, bank, batch, support, median_side, data.in_memory)
     _check_memory(resolved, width, -(-bank // bank_shares), -(-images // cache_shares), processes)
     return resolved
@@ -50,12 +50,12 @@ def resolve(
 
 def expected(recipe: Recipe, images: int, median_side: int) -> Resolved:
     """Returns what `resolve` would for so many images of this size, not in memory, with labels of ten classes."""
-    objective = make_loss(recipe)
+    loss_fn = make_loss(recipe)
     _check_settings_used(recipe)
-    bank, batch = _bank_and_batch(recipe, objective, images)
+    bank, batch = _bank_and_batch(recipe, loss_fn, images)
     if recipe.objective == "mean-shift":
         _check_neighbours(recipe, bank)
-    support = _expected_support(recipe) if objective.needs_support else (0, 0)
+    support = _expected_support(recipe) if loss_fn.needs_support else (0, 0)
     return _with_numbers(recipe, bank, batch, support, median_side, in_memory=False)[0]
 
 
@@ -136,7 +136,7 @@ _ONLY_FOR: dict[str, tuple[str, ...]] = {
     "unlabelled_weight": ("fixmatch",),
     "extra_crops": ("mean-shift", "paws"),
 }
-"""Settings that not every objective has a use for."""
+"""Settings that not every loss uses."""
 
 
 def _check_settings_used(recipe: Recipe) -> None:
@@ -152,8 +152,8 @@ def _check_settings_used(recipe: Recipe) -> None:
         )
 
 
-def _bank_and_batch(recipe: Recipe, objective: Loss, images: int) -> tuple[int, int]:
-    bank = 0 if objective.bank == "none" else min(_LARGEST_AUTO_BANK, images)
+def _bank_and_batch(recipe: Recipe, loss_fn: Loss, images: int) -> tuple[int, int]:
+    bank = 0 if loss_fn.bank == "none" else min(_LARGEST_AUTO_BANK, images)
     if recipe.bank_size != AUTO:
         if bool(recipe.bank_size) != bool(bank):
             kept = "needs a bank" if bank else "keeps no bank"
@@ -191,13 +191,13 @@ def _check_neighbours(recipe: Recipe, bank: int) -> None:
         raise BadInput(f"--companion-k {recipe.companion_k} exceeds the bank's {bank} rows; use {bank} or less")
 
 
-def _check_labels(recipe: Recipe, objective: Loss, data: Dataset) -> None:
+def _check_labels(recipe: Recipe, loss_fn: Loss, data: Dataset) -> None:
     images, labelled = len(data.train), len(data.train.labelled)
     if recipe.pseudo_labels != "none" and recipe.constraint != "label":
         raise BadInput(
             f"--pseudo-labels {recipe.pseudo_labels} needs --constraint label; use it, or --pseudo-labels none"
         )
-    if not objective.learns_from_labels:
+    if not loss_fn.learns_from_labels:
         return
     if not labelled:
         raise BadInput(
@@ -214,7 +214,7 @@ def _check_labels(recipe: Recipe, objective: Loss, data: Dataset) -> None:
         raise BadInput(
             f"--k all pulls an image to its whole class, and {images - labelled} of {images} have none; use --k 10"
         )
-    if objective.needs_support or recipe.pseudo_labels != "none" or recipe.name.startswith("cmsf-semi"):
+    if loss_fn.needs_support or recipe.pseudo_labels != "none" or recipe.name.startswith("cmsf-semi"):
         _check_few_labels(recipe, data)
 
 
@@ -254,7 +254,7 @@ def _check_few_labels(recipe: Recipe, data: Dataset) -> None:
     images = len(data.train)
     if len(data.train.labelled) == images:
         raise BadInput(
-            f"every one of the {images} images has a label, so {recipe.name} has nothing to learn without; "
+            f"every one of the {images} images has a label, so {recipe.name} has no unlabelled ones to use; "
             "use cmsf-sup, or fewer labels with --label-share 0.1 or --labels"
         )
     data.check_every_class_labelled()

@@ -24,7 +24,7 @@ from cmsf.recipes.recipe import Resolved
 from cmsf.runs.checkpoint import CorruptCheckpoint
 from cmsf.runs.folder import RunFolder
 from cmsf.runs.log import MetricsLog, NullLog
-from cmsf.training.batches import BatchSampler
+from cmsf.training.batches import TrainingBatches
 from cmsf.training.checkpointer import Checkpointer
 from cmsf.training.divergence import diagnose, write_diagnosis
 from cmsf.training.metrics import EpochTotals, Throughput, step_line
@@ -58,7 +58,7 @@ class Trainer:
         self.device = learner.bank.index.device
         self.truth = data.train.truth.to(self.device)
         self.true_label = data.as_label(data.train.truth).to(self.device)
-        self.sampler = BatchSampler(recipe, data, self.world)
+        self.sampler = TrainingBatches(recipe, data, self.world)
         self.steps_per_epoch = self.sampler.steps_per_epoch
         self.schedule = Schedule(recipe, self.steps_per_epoch)
         self.validator = Validator(recipe, learner.encoders, data, self.device, workers)
@@ -130,7 +130,7 @@ class Trainer:
             raise FullDisk(f"{error}, and {self.checkpointer.resume_hint()}") from None
         except BadInput as error:  # such as an image that cannot be read
             self._save_last_checkpoint()
-            elsewhere = ", in another --out; once it is repaired" if isinstance(error, Unreadable) else ""
+            elsewhere = " and another --out; once it is repaired" if isinstance(error, Unreadable) else ""
             raise BadInput(f"{error}{elsewhere}, {self.checkpointer.resume_hint()}") from None
 
     def _train(self) -> None:

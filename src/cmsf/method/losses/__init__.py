@@ -8,8 +8,8 @@ from cmsf.method.losses.base import (
     THIRD,
     LoggedSearch,
     Loss,
+    LossInput,
     LossOutput,
-    Step,
     ViewGroup,
 )
 from cmsf.method.losses.byol import SymmetricBYOL
@@ -39,12 +39,12 @@ __all__ = [
     "InfoNCE",
     "LoggedSearch",
     "Loss",
+    "LossInput",
     "LossOutput",
     "MeanShift",
     "Prototypes",
     "SimCLR",
     "SimSiam",
-    "Step",
     "SupCon",
     "SymmetricBYOL",
     "Term",

@@ -28,7 +28,7 @@ ViewGroup = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Step:
+class LossInput:
     """The inputs of a loss, as far as it has declared that it needs them.
 
     query: the embeddings of the first view, without gradient, with labels or companions.
@@ -60,7 +60,7 @@ class Step:
     @property
     def support_label(self) -> Int[Tensor, " s"]:
         if self.support is None:
-            raise ValueError("this loss needs labelled images beside the batch; give Step(..., support=...)")
+            raise ValueError("this loss needs labelled images beside the batch; give LossInput(..., support=...)")
         return _label(self.support)
 
 
@@ -112,7 +112,7 @@ class Loss(ABC):
         return any(SUPPORT in views for views in self.online)
 
     @abstractmethod
-    def __call__(self, step: Step) -> LossOutput: ...
+    def __call__(self, step: LossInput) -> LossOutput: ...
 
 
 def masked_logits(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cmsf.method.losses.base import FIRST, SECOND, Loss, LossOutput, Step
+from cmsf.method.losses.base import FIRST, SECOND, Loss, LossInput, LossOutput
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class SymmetricBYOL(Loss):
     target = ((FIRST,), (SECOND,))
     heads = frozenset({"projector", "predictor"})
 
-    def __call__(self, step: Step) -> LossOutput:
+    def __call__(self, step: LossInput) -> LossOutput:
         first, second = (step.online[view].prediction for view in (FIRST, SECOND))
         near = (second * step.target[FIRST].embedding).sum(1) + (first * step.target[SECOND].embedding).sum(1)
         return LossOutput((4 - 2 * near).mean())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch.nn.functional import cross_entropy
 
-from cmsf.method.losses.base import SECOND, Loss, LossOutput, Step
+from cmsf.method.losses.base import SECOND, Loss, LossInput, LossOutput
 from cmsf.utils.constants import UNKNOWN
 
 
@@ -18,7 +18,7 @@ class CrossEntropy(Loss):
     heads = frozenset({"classifier"})
     learns_from_labels = True
 
-    def __call__(self, step: Step) -> LossOutput:
+    def __call__(self, step: LossInput) -> LossOutput:
         scores = step.online[SECOND].logits
         known = (step.label != UNKNOWN).sum()
         return LossOutput(cross_entropy(scores, step.label, ignore_index=UNKNOWN, reduction="sum") / known.clamp_min(1))

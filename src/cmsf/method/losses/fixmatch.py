@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch.nn.functional import cross_entropy
 
-from cmsf.method.losses.base import FIRST, SECOND, SUPPORT, Loss, LossOutput, Step
+from cmsf.method.losses.base import FIRST, SECOND, SUPPORT, Loss, LossInput, LossOutput
 from cmsf.method.supervision import PseudoLabelOutput
 from cmsf.utils.constants import UNKNOWN
 
@@ -28,7 +28,7 @@ class FixMatch(Loss):
     heads = frozenset({"classifier"})
     learns_from_labels = True
 
-    def __call__(self, step: Step) -> LossOutput:
+    def __call__(self, step: LossInput) -> LossOutput:
         named, weak, strong = (step.online[view].logits for view in (SUPPORT, FIRST, SECOND))
         labelled = cross_entropy(named, step.support_label)
         confidence, label = weak.detach().softmax(1).max(1)

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch.nn.functional import cross_entropy
 
-from cmsf.method.losses.base import FIRST, SECOND, LoggedSearch, Loss, LossOutput, Step
+from cmsf.method.losses.base import FIRST, SECOND, LoggedSearch, Loss, LossInput, LossOutput
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class InfoNCE(Loss):
     bank: ClassVar[Literal["after"]] = "after"
     logged_search = LoggedSearch()
 
-    def __call__(self, step: Step) -> LossOutput:
+    def __call__(self, step: LossInput) -> LossOutput:
         q, key = step.online[SECOND].embedding, step.query.embedding
         positive = (q * key).sum(1, keepdim=True) / self.temperature
         negative = (q @ step.rows.embedding.T / self.temperature).masked_fill(~step.others, -torch.inf)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from cmsf.method.losses.base import FIRST, SECOND, LoggedSearch, Loss, LossOutput, Step, masked_logits, masked_mean
+from cmsf.method.losses.base import FIRST, SECOND, LoggedSearch, Loss, LossInput, LossOutput, masked_logits, masked_mean
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ISD(Loss):
     bank: ClassVar[Literal["after"]] = "after"
     logged_search = LoggedSearch()
 
-    def __call__(self, step: Step) -> LossOutput:
+    def __call__(self, step: LossInput) -> LossOutput:
         prediction = step.online[SECOND].prediction
         student, some = masked_logits(prediction, step.rows, step.others, self.temperature)
         teacher, _ = masked_logits(step.query.embedding, step.rows, step.others, self.target_temperature)

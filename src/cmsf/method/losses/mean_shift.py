@@ -1,4 +1,4 @@
-"""The method as one function, and as the objective a recipe trains."""
+"""The method as one function, and as the loss that a recipe trains."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cmsf.method.bank import MemoryBank
 from cmsf.method.constraints import Constraint, SameLabel, Unconstrained
-from cmsf.method.losses.base import EXTRA, FIRST, SECOND, LoggedSearch, Loss, LossOutput, Step, ViewGroup
+from cmsf.method.losses.base import EXTRA, FIRST, SECOND, LoggedSearch, Loss, LossInput, LossOutput, ViewGroup
 from cmsf.method.rows import Rows
 from cmsf.method.search import Neighbours, search
 
@@ -53,7 +53,7 @@ def constrained_mean_shift(
 
 @dataclass(frozen=True)
 class Term:
-    """One weighted part of an objective."""
+    """One weighted term of the loss."""
 
     name: str
     constraint: Constraint
@@ -66,8 +66,8 @@ class Term:
 class MeanShift(Loss):
     """A weighted sum of constrained mean shifts; CMSF self is ½ without and ½ with the constraint.
 
-    u enters the bank before the search, so k = 1 finds u itself: BYOL. With multi-crop, v is the mean over the crops'
-    predictions, for the loss, linear in v, is then the mean over crops.
+    u enters the bank before the search, so k = 1 finds u itself: BYOL. With multi-crop, the
+    predictions of all crops are averaged; the loss is linear in v, so this equals averaging the losses.
     """
 
     terms: tuple[Term, ...]
@@ -93,7 +93,7 @@ class MeanShift(Loss):
         last = self.terms[-1]
         return LoggedSearch(last.constraint, last.k, last.include_query)
 
-    def __call__(self, step: Step) -> LossOutput:
+    def __call__(self, step: LossInput) -> LossOutput:
         prediction = torch.stack([crop.prediction for crop in step.online.values()]).mean(0)
         parts, neighbours = {}, None
         for term in self.terms:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from cmsf.method.constraints import Unconstrained
-from cmsf.method.losses.base import FIRST, SECOND, LoggedSearch, Loss, LossOutput, Step, masked_mean
+from cmsf.method.losses.base import FIRST, SECOND, LoggedSearch, Loss, LossInput, LossOutput, masked_mean
 from cmsf.method.rows import Rows
 
 
@@ -34,13 +34,15 @@ class NNCLR(Loss):
     bank: ClassVar[Literal["after"]] = "after"
     logged_search = LoggedSearch(k=1)
 
-    def __call__(self, step: Step) -> LossOutput:
+    def __call__(self, step: LossInput) -> LossOutput:
         first, second = step.online[FIRST], step.online[SECOND]
         there = self._contrast(step, first.embedding, second.prediction)
         back = self._contrast(step, second.embedding, first.prediction)
         return LossOutput((there + back) / 2)
 
-    def _contrast(self, step: Step, z: Float[Tensor, "b d"], prediction: Float[Tensor, "b d"]) -> Float[Tensor, ""]:
+    def _contrast(
+        self, step: LossInput, z: Float[Tensor, "b d"], prediction: Float[Tensor, "b d"]
+    ) -> Float[Tensor, ""]:
         query = Rows(z.detach(), step.query.index)
         nearest = step.bank.search(query, Unconstrained(), k=1, include_query=False)
         scores = nearest.mean @ prediction.T / self.temperature

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from cmsf.method.losses.base import EXTRA, FIRST, SECOND, SUPPORT, Loss, LossOutput, Step, ViewGroup
+from cmsf.method.losses.base import EXTRA, FIRST, SECOND, SUPPORT, Loss, LossInput, LossOutput, ViewGroup
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class PAWS(Loss):
     def _small(self) -> ViewGroup:
         return tuple(range(EXTRA, EXTRA + self.extra_crops))
 
-    def __call__(self, step: Step) -> LossOutput:
+    def __call__(self, step: LossInput) -> LossOutput:
         classes, member = step.support_label.unique(return_inverse=True)
         share = self.smoothing / len(classes)
         assignment = one_hot(member, len(classes)).to(step.query.embedding) * (1 - self.smoothing) + share

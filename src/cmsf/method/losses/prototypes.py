@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from torch.nn.functional import cross_entropy, normalize
 
-from cmsf.method.losses.base import FIRST, SECOND, LoggedSearch, Loss, LossOutput, Step
+from cmsf.method.losses.base import FIRST, SECOND, LoggedSearch, Loss, LossInput, LossOutput
 from cmsf.utils.constants import UNKNOWN
 
 
@@ -30,7 +30,7 @@ class Prototypes(Loss):
     learns_from_labels = True
     logged_search = LoggedSearch()
 
-    def __call__(self, step: Step) -> LossOutput:
+    def __call__(self, step: LossInput) -> LossOutput:
         prediction = step.online[SECOND].prediction
         assert step.rows.label is not None
         rows = step.rows[step.rows.exists & (step.rows.label != UNKNOWN)]

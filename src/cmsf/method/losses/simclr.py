@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import cross_entropy
 
-from cmsf.method.losses.base import FIRST, SECOND, Loss, LossOutput, Step
+from cmsf.method.losses.base import FIRST, SECOND, Loss, LossInput, LossOutput
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class SimCLR(Loss):
 
     online = ((FIRST, SECOND),)
 
-    def __call__(self, step: Step) -> LossOutput:
+    def __call__(self, step: LossInput) -> LossOutput:
         z = torch.cat([step.online[FIRST].embedding, step.online[SECOND].embedding])
         itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
         scores = (z @ z.T / self.temperature).masked_fill(itself, -torch.inf)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cmsf.method.losses.base import FIRST, SECOND, Loss, LossOutput, Step
+from cmsf.method.losses.base import FIRST, SECOND, Loss, LossInput, LossOutput
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class SimSiam(Loss):
     online = ((FIRST,), (SECOND,))
     heads = frozenset({"projector", "predictor"})
 
-    def __call__(self, step: Step) -> LossOutput:
+    def __call__(self, step: LossInput) -> LossOutput:
         first, second = step.online[FIRST], step.online[SECOND]
         near = (first.prediction * second.embedding.detach()).sum(1)
         near = near + (second.prediction * first.embedding.detach()).sum(1)

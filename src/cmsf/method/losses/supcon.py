@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from cmsf.method.losses.base import FIRST, SECOND, LoggedSearch, Loss, LossOutput, Step, masked_logits, masked_mean
+from cmsf.method.losses.base import FIRST, SECOND, LoggedSearch, Loss, LossInput, LossOutput, masked_logits, masked_mean
 from cmsf.utils.constants import UNKNOWN
 
 
@@ -32,7 +32,7 @@ class SupCon(Loss):
     learns_from_labels = True
     logged_search = LoggedSearch()
 
-    def __call__(self, step: Step) -> LossOutput:
+    def __call__(self, step: LossInput) -> LossOutput:
         assert step.rows.label is not None
         among = step.rows.exists.expand(len(step.query), -1) if self.include_target else step.others
         alike = among & (step.rows.label == step.label[:, None]) & (step.label != UNKNOWN)[:, None]
