@@ -9,7 +9,7 @@ AUDIT ?= .venv-audit
 DEPENDENCIES := $(shell cat pyproject.toml constraints.txt | cksum | tr -d ' \t')
 READY := $(VENV)/.ready-$(DEPENDENCIES)
 
-.PHONY: demo test browser browser-test fuzz audit check format venv clean bench-data bench-eval bench-transfer bench-semi bench-baselines bench-report bench-saving bench-ranks soak bench-venv bench-suspects
+.PHONY: demo test browser browser-test fuzz audit check format venv clean bench-data bench-eval bench-transfer bench-semi bench-baselines bench-report bench-saving bench-ranks soak bench-venv bench-suspects bench-ablations
 
 demo: venv ## train on the embedded images, evaluate, and show what was learned (under 5 minutes)
 	$(BIN)/cmsf train cmsf-self --out runs/demo
@@ -59,7 +59,7 @@ $(READY):
 	@printf '%s' "$(CURDIR)" > $(VENV)/.tree
 	@touch $@
 
-bench-data: bench-venv ## views and feeding beside lightly, kornia, torchvision: 20 minutes on an idle machine (CIFAR=cifar10.npz)
+bench-data: bench-venv ## transforms and loader beside lightly, kornia, torchvision: 20 minutes on an idle machine (CIFAR=cifar10.npz)
 	$(BENCH)/bin/python bench/data.py --part all --rounds 5 --seconds 8 $(if $(CIFAR),--cifar $(CIFAR)) --out docs/results/bench-data.json
 
 bench-eval: bench-venv ## k-NN and the linear fit beside faiss, scikit-learn and the bare product: 5 minutes on an idle machine
@@ -79,6 +79,9 @@ bench-baselines: venv ## CMSF beside its baselines, with and without labels, and
 	$(BIN)/python bench/coarse.py --data $(DATA) --out docs/results/coarse & \
 		$(BIN)/python bench/coarse.py --data $(DATA) --out docs/results/coarse; wait
 	$(BIN)/python bench/baselines_table.py docs/results/baselines > docs/results/baselines.md
+
+bench-ablations: venv ## k, k' and the source of companions without labels: two hours on one core, resumable (DATA=folder of the data sets)
+	$(BIN)/python bench/ablations.py --data $(DATA) --out docs/results/ablations
 
 bench-suspects: venv ## wrong labels of CIFAR-10 that are found: 15 minutes on two cores (DATA=folder of the data sets)
 	$(BIN)/python bench/suspects.py --data $(DATA) --out docs/results/suspects.json

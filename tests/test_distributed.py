@@ -528,7 +528,7 @@ def test_a_full_disk_stops_two_ranks_or_they_go_on_as_they_were_told(
         ended = train(2, *given)
     else:
         assert [one.said.count("File too large") for one in ended] == [1, 0], ended
-        assert "going on (--on-full-disk), and the same command resumes from step 4" in ended[0].said
+        assert "training continues (--on-full-disk), and the same command resumes from step 4" in ended[0].said
     assert [one.code for one in ended] == [0, 0], ended
     assert_same_but_for_rounding(cmsf.Run(tmp_path / "run"), by_one)
 

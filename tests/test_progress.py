@@ -67,6 +67,18 @@ def test_a_bar_is_one_line_that_goes_when_all_is_done(columns: int, looking_at: 
     assert not look.terminal.cursor_hidden
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+def test_count_and_time_stay_whole_beside_a_long_description(columns: int, looking_at: Callable[[int], Looked]) -> None:
+    look = looking_at(columns)
+    with progress_bar("round 2 of 2: fine-tuning on 12345 labels", 1_234_567) as update:
+        update(1234, "of cars, which has a long name too")
+        (line,) = look()
+        assert line.startswith("round 2")
+        assert "1234 of 1234567" in line
+        assert ":" in line.split("1234567")[1]
+        assert len(line) <= columns - RIGHT_MARGIN
+
+
 def test_what_is_said_meanwhile_stays_above_the_bar(looking_at: Callable[[int], Looked]) -> None:
     look = looking_at(60)
     screen = Screen()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ def test_a_run_folder_holds_what_it_should(bars: Path, tmp_path: Path) -> None:
     assert (recipe["bank_size"], recipe["size"], recipe["seed"]) == (144, 16, 5)
     environment = json.loads((run.path / "environment.json").read_text())
     assert {"torch", "seed", "machine", "commit", "threads"} <= set(environment)
+    if (Path(__file__).parents[1] / ".git").exists():
+        assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", environment["commit"])
     listing = pq.read_table(run.path / "data.parquet").to_pylist()
     assert listing[0].keys() == {"path", "index", "label", "truth", "split"}
     assert len(listing) == 160

@@ -38,6 +38,10 @@ def test_a_result_under_the_name_it_had_before_is_still_found(run: cmsf.Run, tmp
     assert run.result("knn", other) == record
     run.result_file("knn", other).rename(run.folder.results / "knn-other.json")
     assert run.result("knn", other) == record
+    (tmp_path / "b").mkdir()
+    same_name = write_npz(tmp_path / "b" / "other.npz", per_class=10)
+    with pytest.raises(FileNotFoundError, match=r"knn-other\.json is of .*other\.npz"):
+        run.result("knn", same_name)
 
 
 def test_evaluation_returns_the_record_and_evaluate_its_figures(run: cmsf.Run) -> None:

@@ -22,7 +22,7 @@ def add_parser(commands: Any) -> Parser:
         usage="cmsf train RECIPE [--data SOURCE] [--out RUN] [--epochs N] [any setting below]\n"
         "       cmsf train --resume RUN",
         help="learn from images; the same command again resumes",
-        description="Learn from images. The same command again goes on where the run was stopped; so does "
+        description="Learn from images. The same command again resumes a run that was stopped; so does "
         "--resume RUN, which needs nothing but the run's folder.",
     )
     parser.add_argument(
@@ -151,9 +151,9 @@ def _train(chosen: argparse.Namespace) -> int:
 
 def _check_resumed(chosen: argparse.Namespace) -> None:
     if chosen.recipe is not None:
-        raise BadInput(f"--resume goes on with the recipe of {chosen.resume}; leave out {chosen.recipe}")
+        raise BadInput(f"--resume uses the recipe of {chosen.resume}; leave out {chosen.recipe}")
     if chosen.out is not None and expand_user(chosen.out).absolute() != expand_user(chosen.resume).absolute():
-        raise BadInput(f"--resume goes on in {chosen.resume}; leave out --out {chosen.out}")
+        raise BadInput(f"--resume continues {chosen.resume}; leave out --out {chosen.out}")
 
 
 def _recorded_threads(run: str | None) -> str | None:

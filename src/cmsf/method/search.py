@@ -100,8 +100,6 @@ def search(query: Rows, rows: Rows, constraint: Constraint, k: int | None, inclu
 
     With include_query, each query must be among the rows and in its own C_i; else its own row is never chosen.
     """
-    if rows.repeats:
-        raise ValueError("an image has two rows among these; keep one row an image, as MemoryBank does")
     own = OwnRow(rows.positions_of(query.index), include_query)
     candidates = constraint(query, rows)
     if include_query:

@@ -54,7 +54,7 @@ def collect_run(
     """
     report = collect_history(run)
     if not run.folder.backbone_file.exists():
-        note = f"its training is not complete, so there is no network yet: cmsf train --resume {run.path} goes on"
+        note = f"its training is not complete, so there is no network yet: cmsf train --resume {run.path} resumes it"
         return replace(report, notes=(*report.notes, note))
     try:
         data = run.data()

@@ -16,7 +16,7 @@ from cmsf.runs.cost import RunCost
 
 _SECTION = "Comparison"
 _ACCURACIES = {"20-nn": "20-NN", "linear top-1": "linear", "SGD top-1": "linear by SGD"}
-"""What is plotted against compute, by its name in `Spent.reached`."""
+"""What is plotted against compute, by its name in `RunCost.reached`."""
 
 
 Rows = dict[str, list[Stat | Estimate | None]]

@@ -58,7 +58,7 @@ def _processor() -> str:
 
 def _commit() -> str | None:
     """Returns the commit of the source tree that this package runs from, if there is one."""
-    tree = Path(__file__).resolve().parents[2]
+    tree = Path(__file__).resolve().parents[3]
     if not (tree / ".git").exists():
         return None
     command = ["git", "-C", str(tree), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]

@@ -205,9 +205,11 @@ class Run:
     ) -> dict[str, Any]:
         """Returns the record of an evaluation that was written last: figures, measures with intervals, protocol."""
         file = self.result_file(metric, data, of, **options)
-        if not file.exists():  # as versions before 0.2 called it, without a hash
-            file = self._result_path(metric, *map(_stem, _named_sources(metric, data, options)), of)
-        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        old = self._result_path(metric, *map(_stem, _named_sources(metric, data, options)), of)
+        found = file if file.exists() or not old.exists() else old  # the name without a hash, as it once was
+        record: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
+        if found != file and data is not None and record.get("data") != DataRequest.of(data).data:
+            raise FileNotFoundError(f"{file} does not exist, and {old} is of {record.get('data')}")
         return record
 
     def _evaluate(

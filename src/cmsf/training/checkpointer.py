@@ -91,13 +91,15 @@ class Checkpointer:
         minutes = self.options.checkpoint_minutes
         return minutes > 0 and time.monotonic() - self._saved_at >= 60 * minutes
 
-    def save(self, step: int, progress: dict[str, Any], *, full_cache: bool) -> None:
+    def save(self, step: int, progress: Callable[[], dict[str, Any]], *, full_cache: bool) -> None:
         """Copies the state now and writes it in a thread; first waits for the previous write, and raises its error.
 
+        progress: gives what is saved beside the learner, once the previous write is done.
         full_cache: the whole embedding cache, which is as long as the data, and not only its changed rows.
         """
         self._saved_at = time.monotonic()
         self.wait()
+        extra = progress()
         cache = self.learner.supervision.companion_cache
         # The main process knows what is on the disk: whether this step is, and a full cache that changes count from.
         on_disk = self.latest is not None and self.latest.step == step
@@ -105,7 +107,7 @@ class Checkpointer:
         (needed,) = self.world.all_reduce_max(needed if self.world.is_main else 0)
         if not needed:
             return
-        contents: dict[str, Any] = {STATE: checkpoint.state_dict(self.learner) | {PROGRESS: progress}}
+        contents: dict[str, Any] = {STATE: checkpoint.state_dict(self.learner) | {PROGRESS: extra}}
         older = {}
         if cache is not None and needed == 2:
             contents[CACHE] = checkpoint.cache_state(cache)
@@ -149,7 +151,7 @@ class Checkpointer:
         except FullDisk as error:
             if self.options.on_full_disk == "stop":
                 raise
-            self.say(f"{error}; going on (--on-full-disk), and {self.resume_hint()}")
+            self.say(f"{error}; training continues (--on-full-disk), and {self.resume_hint()}")
 
     def resume_hint(self) -> str:
         return f"the same command resumes from step {max(self.saved_step, self._latest_step)}"

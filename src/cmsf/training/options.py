@@ -23,7 +23,7 @@ class TrainingOptions:
     on_collapse: OnCollapse = "warn"
 
     def __post_init__(self) -> None:
-        check_number("--checkpoint-minutes", self.checkpoint_minutes, 0, hint="0: only at the ends of epochs")
+        check_number("--checkpoint-minutes", self.checkpoint_minutes, 0, hint="in minutes; 0: only after epochs")
         for flag, chosen, kind in (
             ("--on-full-disk", self.on_full_disk, OnFullDisk),
             ("--on-collapse", self.on_collapse, OnCollapse),

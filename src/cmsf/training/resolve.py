@@ -68,11 +68,7 @@ def _with_numbers(
         raise BadInput(f"--warmup-epochs {warmup} leaves nothing of --epochs {recipe.epochs}; use fewer, or auto")
     size = view_size(recipe, median_side)
     extra_size = max(8, round(size * 3 / 7)) if recipe.extra_size == AUTO else recipe.extra_size
-    with torch.device("meta"):  # its shapes are all that is asked for; method/build.py draws the weights, once
-        backbone = make_backbone(recipe.backbone, recipe.stem, size)
-        width = feature_width(backbone, recipe.backbone, size)
-        if recipe.extra_crops:  # a network for one size alone cannot have them
-            feature_width(backbone, recipe.backbone, extra_size)
+    width = _width(recipe, size, extra_size)
     if recipe.extra_crop_least > recipe.extra_crop_most:
         raise BadInput(
             f"--extra-crop-least {recipe.extra_crop_least} exceeds --extra-crop-most {recipe.extra_crop_most}; "
@@ -96,6 +92,23 @@ def _with_numbers(
         "prediction_hidden": hidden if recipe.prediction_hidden == AUTO else recipe.prediction_hidden,
     }
     return Resolved(**(asdict(recipe) | numbers)), width
+
+
+def _width(recipe: Recipe, size: int, extra_size: int) -> int:
+    """Returns the number of features of the recipe's network, without its weights where that is possible."""
+
+    def measure() -> int:
+        backbone = make_backbone(recipe.backbone, recipe.stem, size)
+        if recipe.extra_crops:  # a network for one size alone cannot have them
+            feature_width(backbone, recipe.backbone, extra_size)
+        return feature_width(backbone, recipe.backbone, size)
+
+    try:
+        with torch.device("meta"):  # shapes are all that is asked for; method/build.py draws the weights, once
+            return measure()
+    except BadInput:  # some networks compute numbers while they are built, which meta tensors do not have
+        with torch.random.fork_rng(devices=[]):
+            return measure()
 
 
 def _check_memory(recipe: Resolved, width: int, rows: int, images: int, processes: int) -> None:

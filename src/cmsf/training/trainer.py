@@ -78,7 +78,7 @@ class Trainer:
         self.since_log = self.since_epoch = Throughput(self.step)
 
     def _load_progress(self, progress: dict[str, Any]) -> None:
-        """Restores what `_save_checkpoint` stored beside the learner, or raises CorruptCheckpoint."""
+        """Restores what `_progress` gave beside the learner, or raises CorruptCheckpoint."""
         try:
             totals = EpochTotals.from_state(progress["totals"])
             self.collapse.load_state_dict(progress["watch"])
@@ -272,15 +272,16 @@ class Trainer:
         return message + where
 
     def _save_checkpoint(self) -> None:
-        self.checkpointer.wait()
-        length = self.world.fail_together(self.log.synced_length)
-        progress = {
+        self.checkpointer.save(self.step, self._progress, full_cache=self.step % self.steps_per_epoch == 0)
+
+    def _progress(self) -> dict[str, Any]:
+        """Returns what a checkpoint holds beside the learner; the log is on the disk up to this length."""
+        return {
             "totals": self.totals.state_dict(),
             "watch": self.collapse.state_dict(),
             "step": self.step,
-            "metrics_length": length,
+            "metrics_length": self.world.fail_together(self.log.synced_length),
         }
-        self.checkpointer.save(self.step, progress, full_cache=self.step % self.steps_per_epoch == 0)
 
     def _save_last_checkpoint(self) -> bool:
         """Saves before an exit that happens anyway; returns whether there was room."""

@@ -39,7 +39,12 @@ def check_integer(flag: str, value: Any, least: int, most: int, hint: str = "") 
 def check_number(flag: str, value: Any, least: float, most: float = math.inf, hint: str = "") -> float:
     """Returns the value if it is a number from `least` to `most`; else BadInput."""
     if not is_number(value) or not least <= value <= most:
-        raise _invalid(flag, value, f"a number from {least} to {most}" if most < math.inf else "a number", hint)
+        raise _invalid(
+            flag,
+            value,
+            f"a number from {least} to {most}" if most < math.inf else f"a number of at least {least}",
+            hint,
+        )
     return value
 
 

@@ -12,8 +12,9 @@ from typing import Protocol, TypeVar, runtime_checkable
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.table import Column
+from rich.text import Text
 
 from cmsf.utils.text import one_line
 
@@ -48,6 +49,21 @@ def track(items: Iterable[T], description: str, total: int | None) -> Iterator[T
             update(done)
 
 
+_DESCRIPTION = 12
+"""Columns that a description keeps at least."""
+_NARROW = 50
+"""Columns of a terminal below which the words take the place of the bar."""
+
+
+class _ShrinkingText(TextColumn):
+    """Text in one line that gives way where there is little room, so that count and time stay whole."""
+
+    def render(self, task: Task) -> Text:
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
+
+
 @contextmanager
 def progress_bar(description: str, total: int | None) -> Iterator[Update]:
     """Yields a function that updates a bar; a bar within a bar is shown as a note beside it."""
@@ -63,11 +79,13 @@ def progress_bar(description: str, total: int | None) -> Iterator[Update]:
         yield lambda done, note="", found=False: None
         return
     bar = _Bar(
-        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
-        BarColumn(),
+        _ShrinkingText(
+            "{task.description}", markup=False, table_column=Column(min_width=min(_DESCRIPTION, len(description)))
+        ),
+        *([BarColumn()] if console.width >= _NARROW else []),
         MofNCompleteColumn(separator=" of ", table_column=Column(no_wrap=True)),
         TimeRemainingColumn(table_column=Column(no_wrap=True)),
-        TextColumn("{task.fields[note]}", markup=False, table_column=Column(no_wrap=True)),
+        _ShrinkingText("{task.fields[note]}", markup=False, table_column=Column()),
         console=console,
         refresh_per_second=REFRESH_PER_SECOND,
         speed_estimate_period=SPEED_PERIOD,

@@ -1,4 +1,4 @@
-"""What a step minimises, one objective a file."""
+"""What a step minimises, one loss a file."""
 
 from cmsf.method.losses.base import (
     EXTRA,

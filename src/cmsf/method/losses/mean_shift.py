@@ -43,6 +43,8 @@ def constrained_mean_shift(
         raise ValueError(f"k = {k} neighbours make no mean; use 1 or more, or None for all")
     with torch.no_grad():
         if isinstance(bank, Rows):
+            if bank.repeats:
+                raise ValueError("an image has two rows among these; keep one row an image, as MemoryBank does")
             neighbours = search(query, bank, constraint, k, include_query)
         else:
             neighbours = bank.search(query, constraint, k, include_query)
