@@ -142,7 +142,7 @@ def at_imagenet_size(folder: Path, rounds: int) -> dict[str, Any]:
                 learner.supervision.companion_cache.changed[: int(share * IMAGENET)] = True
                 gc.collect()
                 start = time.perf_counter()
-                checkpointer.save(2 * number + 1 + (not whole), {"step": 1}, full_cache=whole)
+                checkpointer.save(2 * number + 1 + (not whole), lambda: {"step": 1}, full_cache=whole)
                 copied = time.perf_counter()
                 checkpointer.wait()
                 times = {"copying": copied - start, "writing beside it": time.perf_counter() - copied}

@@ -1,9 +1,13 @@
 import pytest
 import torch
+from helpers import noise
+from torch import nn
 
 from cmsf.models.backbones import feature_width, make_backbone
 from cmsf.models.encoders import Encoders
 from cmsf.models.heads import mlp
+from cmsf.recipes import get_recipe
+from cmsf.training.resolve import resolve
 from cmsf.utils.errors import BadInput
 
 
@@ -52,3 +56,24 @@ def test_the_target_starts_as_the_online_encoder_and_follows_it() -> None:
     for old, target, online in zip(before, encoders.target.parameters(), encoders.online.parameters(), strict=True):
         torch.testing.assert_close(target, 0.9 * old + 0.1 * online)
     assert not any(p.requires_grad for p in encoders.target.parameters())
+
+
+def test_a_network_that_computes_while_it_is_built_is_resolved_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+
+    def make(name: str, stem: str, size: int) -> nn.Module:
+        built.append(str(torch.zeros(1).device))
+        torch.linspace(0, 1, 3)[1].item()  # as for stochastic depth; a meta tensor has no numbers
+        return make_backbone(name, "standard", size)
+
+    def refused(name: str, stem: str, size: int) -> nn.Module:
+        try:
+            return make(name, stem, size)
+        except RuntimeError as error:
+            raise BadInput(str(error)) from None
+
+    monkeypatch.setattr("cmsf.training.resolve.make_backbone", refused)
+    before = torch.random.get_rng_state()
+    assert resolve(get_recipe("msf-small"), noise(12, 3), 12).projection_hidden == 512
+    assert built == ["meta", "cpu"]
+    assert torch.equal(torch.random.get_rng_state(), before)

@@ -24,8 +24,9 @@ from cmsf.recipes.recipe import Resolved
 from cmsf.runs import checkpoint
 from cmsf.runs.checkpoint import Checkpoint
 from cmsf.training.checkpointer import Checkpointer
+from cmsf.training.options import TrainingOptions
 from cmsf.training.signals import Stopped
-from cmsf.utils.files import HashedFile, file_sha256
+from cmsf.utils.files import FullDisk, HashedFile, file_sha256
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +97,26 @@ KINDS = {
 }
 
 
+def test_a_save_that_finds_no_room_is_tried_again_when_the_next_one_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("cmsf.training.checkpointer.time.monotonic", lambda: now[0])
+    options = TrainingOptions(checkpoint_minutes=1)
+    checkpointer = Checkpointer(tmp_path / "checkpoints", resolved("test"), learner(), pytest.fail, options)
+
+    def no_room() -> dict[str, Any]:
+        raise FullDisk("no room for the log")
+
+    now[0] = 61.0
+    assert checkpointer.is_due()
+    with checkpointer, pytest.raises(FullDisk):
+        checkpointer.save(1, no_room, full_cache=True)
+    assert not checkpointer.is_due()
+    now[0] = 122.0
+    assert checkpointer.is_due()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_learner_that_is_put_back_takes_the_same_steps(kind: str, tmp_path: Path) -> None:
     changes = KINDS[kind]
@@ -104,9 +125,9 @@ def test_a_learner_that_is_put_back_takes_the_same_steps(kind: str, tmp_path: Pa
     take_steps(first, range(4))
     checkpointer = Checkpointer(tmp_path / "checkpoints", resolved("test", **changes), first, pytest.fail)
     with checkpointer:
-        checkpointer.save(4, {"step": 4}, full_cache=True)
+        checkpointer.save(4, lambda: {"step": 4}, full_cache=True)
         take_steps(first, range(4, 5))  # which the checkpoint in the making must not see
-        checkpointer.save(5, {"step": 5}, full_cache=False)
+        checkpointer.save(5, lambda: {"step": 5}, full_cache=False)
         take_steps(first, range(5, 7))
     again = Checkpointer(tmp_path / "checkpoints", resolved("test", **changes), second, pytest.fail)
     taken: list[dict[str, Any]] = []
