@@ -275,7 +275,7 @@ def test_photos_on_the_disk_are_pseudo_labelled_offline_too(tmp_path: Path) -> N
         (
             None,
             {},
-            r"every one of the 144 images has a label, so cmsf-semi-small has nothing to learn",
+            r"every one of the 144 images has a label, so cmsf-semi-small has no unlabelled ones to use",
         ),
         ({}, {}, r"none of the 144 images has one"),
         (
