@@ -60,7 +60,9 @@ def test_a_run_goes_on_with_as_many_threads_as_it_had(half: Path, capsys: pytest
 
 def test_what_is_given_again_must_be_the_same(half: Path, place: Path) -> None:
     for given in ({"epochs": 4}, {"val": place / "bars.npz"}, {"data": place / "val.npz"}, {"bank_size": "auto"}):
-        with pytest.raises(cmsf.BadInput, match=rf"was started with other settings \({next(iter(given))}: .* against .*leave them out"):
+        with pytest.raises(
+            cmsf.BadInput, match=rf"was started with other settings \({next(iter(given))}: .* against .*leave them out"
+        ):
             cmsf.resume(half, quiet=True, **given)
     run = cmsf.resume(half, place / "bars.npz", val=place / "val.npz", quiet=True, epochs=3, seed=3, workers=0)
     assert_same_run(cmsf.Run(place / "whole"), run)
