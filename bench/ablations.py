@@ -8,16 +8,14 @@ bench/baselines.py has chosen for the method, one seed each; the extremes have t
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import subsets
-import torch
 from baselines import EPOCHS, SEEDS, by_epoch, chosen_lr
-from cells import compute_all
+from cells import compute_from_command_line
 
 import cmsf
 
@@ -61,20 +59,5 @@ def compute(cell: Cell, data: Path, chosen: Path, runs: Path) -> dict[str, Any]:
     return found | {metric: run.evaluate(metric) for metric in ("knn", "linear")}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument(
-        "--chosen", type=Path, default=Path("docs/results/baselines"), help="cells of bench/baselines.py"
-    )
-    parser.add_argument("--runs", type=Path, default=Path("runs/ablations"))
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    compute_all(
-        cells(), given.out, given.runs, lambda cell: compute(cell, given.data, given.chosen, given.runs), lambda _: True
-    )
-
-
 if __name__ == "__main__":
-    main()
+    compute_from_command_line(__doc__, cells(), compute, "runs/ablations")

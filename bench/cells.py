@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import json
 import time
@@ -9,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+
+import torch
 
 from cmsf.runs.environment import describe_machine
 from cmsf.utils.files import write_text
@@ -39,6 +42,24 @@ def compute_all(
                 found |= {"minutes": round((time.monotonic() - start) / 60, 2)}
                 write_text(file, json.dumps(found, indent=1) + "\n")
                 print(file.name, flush=True)
+
+
+def compute_from_command_line(
+    about: str | None, cells: Iterable[C], compute: Callable[[C, Path, Path, Path], dict[str, Any]], runs: str
+) -> None:
+    """Computes the cells with one thread; compute: from a cell, the data, the cells of bench/baselines.py, the runs."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--chosen", type=Path, default=Path("docs/results/baselines"), help="cells of bench/baselines.py"
+    )
+    parser.add_argument("--runs", type=Path, default=Path(runs))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    compute_all(
+        cells, given.out, given.runs, lambda cell: compute(cell, given.data, given.chosen, given.runs), lambda _: True
+    )
 
 
 @contextmanager
