@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -27,16 +28,20 @@ class Target:
     what: str
     reached: float
     wanted: float
+    unit: str = ""
+    """What a reached 1 would be, such as the limit or another's speed."""
+    at_most: bool = False
 
     @property
     def met(self) -> bool:
-        return self.reached >= self.wanted
+        return self.reached <= self.wanted if self.at_most else self.reached >= self.wanted
 
     def record(self) -> dict[str, Any]:
         return asdict(self) | {"met": self.met}
 
     def __str__(self) -> str:
-        return f"{self.what} {self.reached:,.2f}, wanted {self.wanted:,.2f}: {'met' if self.met else 'missed'}"
+        goal = f"{'at most' if self.at_most else 'at least'} {self.wanted:,.3g}"
+        return f"{self.what}: {self.reached:,.3g} {self.unit}, wanted {goal}: {'met' if self.met else 'missed'}"
 
 
 def describe_run(packages: Sequence[str]) -> dict[str, Any]:
@@ -54,6 +59,22 @@ def announce(console: Console, machine: dict[str, Any], threads: int) -> None:
     console.print(f"{machine['cpu']}, {machine['cores']} cores; torch threads: {threads}", markup=False)
     if machine["load before"] > QUIET:
         console.print(f"[yellow]others are at work (load {machine['load before']}): no figures to keep[/]")
+
+
+def measure_from_command_line(
+    about: str | None, measure: Callable[[int], dict[str, Any]], packages: Sequence[str] = ("cmsf", "torch", "numpy")
+) -> None:
+    """Runs a benchmark that takes a number of rounds and returns its figures, among them `targets`; writes them."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    report = describe_run(packages)
+    announce(Console(highlight=False), report["machine"], os.cpu_count() or 1)
+    found = measure(given.rounds)
+    for target in found["targets"]:
+        print(target, flush=True)
+    write(report | found | {"targets": [target.record() for target in found["targets"]]}, given.out)
 
 
 def write(report: dict[str, Any], path: Path) -> None:

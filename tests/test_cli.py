@@ -1,6 +1,7 @@
 """The command line: mistakes get one line, exit code 2, and leave nothing behind."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -395,6 +396,25 @@ def test_train_takes_keywords_in_both_spellings(tmp_path: Path) -> None:
 
 def test_help_does_not_wait_for_torch() -> None:
     script = "import sys; from cmsf.cli import main; main([]); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"), ({"GOMP_SPINCOUNT": "1000"}, "None")],
+)
+def test_threads_that_wait_sleep_unless_the_user_chose_otherwise(chosen: dict[str, str], expected: str) -> None:
+    unset = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    script = "import os; from cmsf.cli import main; main(['recipes']); print(os.environ.get('OMP_WAIT_POLICY'))"
+    command = [sys.executable, "-c", script]
+    printed = subprocess.run(command, env=unset | chosen, capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines()[-1] == expected
+
+
+def test_importing_the_library_changes_no_environment_variable() -> None:
+    script = (
+        "import os; before = dict(os.environ); import cmsf; cmsf.train; raise SystemExit(before != dict(os.environ))"
+    )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 0
 
 

@@ -28,12 +28,25 @@ _COMMANDS = {
     "flops": flops,
 }
 
+_WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
+
 _KNOWN_WARNINGS = (("", r"PIL\."), ("Detected pickle protocol", ""))
 """What libraries say of a damaged file, in lines of their own, before it is refused in ours."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    wait_without_spinning()
     return reported(lambda: run_command(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def wait_without_spinning() -> None:
+    """Lets OpenMP threads sleep while they wait, unless the user has chosen otherwise.
+
+    A thread that spins keeps a core from the one it waits for, as soon as anything else runs on the machine. OpenMP
+    reads this once, when torch is loaded. Worker processes inherit it. Importing the library sets nothing.
+    """
+    if "torch" not in sys.modules and not _WAITING & os.environ.keys():
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 def reported(command: Callable[[], int]) -> int:
