@@ -3,8 +3,10 @@ import torch
 from helpers import random_rows, unit
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.functional import normalize
 
 from cmsf.method.bank import EmbeddingCache, MemoryBank
+from cmsf.method.constraints import SameLabel
 from cmsf.method.rows import Rows
 from cmsf.utils.constants import UNKNOWN
 
@@ -118,3 +120,40 @@ def test_positions_are_found_by_image_and_unknown_images_nowhere() -> None:
     rows = Rows(unit(4, 2, 0), torch.tensor([9, UNKNOWN, 3, 5]))
     assert rows[:0].positions_of(torch.tensor([5])).tolist() == [UNKNOWN]
     assert rows.positions_of(torch.tensor([5, 4, 9, UNKNOWN, 100])).tolist() == [3, UNKNOWN, 0, UNKNOWN, UNKNOWN]
+
+
+def class_means(bank: MemoryBank, query: Rows) -> torch.Tensor:
+    return bank.search(query, SameLabel(), None, include_query=False).mean
+
+
+def test_running_sums_of_labels_are_those_computed_anew_to_the_bit() -> None:
+    generator = torch.Generator().manual_seed(0)
+    bank = MemoryBank(50, 8)
+    for _ in range(40):
+        index = torch.randint(70, (9,), generator=generator)  # images come again, also within a batch
+        label = torch.randint(-1, 5, (9,), generator=generator)
+        rows = Rows(normalize(torch.randn(9, 8, generator=generator), dim=1), index, label)
+        bank.enqueue(rows)
+        query = rows[label != UNKNOWN]
+        running = class_means(bank, query)
+        anew = MemoryBank(50, 8)
+        anew.load_state_dict(bank.state_dict())
+        assert torch.equal(running, class_means(anew, query))
+        everything = bank.rows()
+        for mean, image, of in zip(running, query.index.tolist(), query.label.tolist(), strict=True):
+            members = everything.embedding[everything.exists & (everything.label == of) & (everything.index != image)]
+            torch.testing.assert_close(mean, members.double().sum(0).div(max(1, len(members))).float())
+
+
+def test_a_sum_of_labels_with_nan_is_nan_until_the_row_is_gone() -> None:
+    bank = MemoryBank(2, 3)
+    bad, good, query = (
+        Rows(torch.eye(3)[:1] * scale, torch.tensor([image]), torch.tensor([4]))
+        for image, scale in enumerate((torch.nan, 1.0, 1.0))
+    )
+    bank.enqueue(bad)
+    assert class_means(bank, query).isnan().all()
+    bank.enqueue(good)
+    assert class_means(bank, query).isnan().all()
+    bank.enqueue(query)
+    torch.testing.assert_close(class_means(bank, query), torch.eye(3)[:1])

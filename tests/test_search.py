@@ -141,9 +141,26 @@ def test_cutting_the_search_into_blocks_changes_nothing(
 ) -> None:
     rows = random_rows(50, seed=2, unknown=0.2)
     whole = search(rows, rows, constraint, 5)
-    monkeypatch.setattr(search_module, "_BLOCK", 120)
-    blocks = search(rows, rows, constraint, 5)
-    assert torch.equal(whole.row, blocks.row)
+    for name, size in {"_BLOCK": 120, "_COLUMNS": 7, "_GATHERED": 2}.items():
+        monkeypatch.setattr(search_module, name, size)
+        blocks = search(rows, rows, constraint, 5)
+        assert torch.equal(whole.row, blocks.row)
+
+
+@given(columns=st.integers(1, 9), k=st.integers(1, 12), kinds=st.sampled_from([1, 2, 30]), seed=st.integers(0, 2**31))
+def test_ties_across_blocks_go_by_image(columns: int, k: int, kinds: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    among = torch.randint(kinds, (40, 1), generator=generator).double()
+    index = torch.randperm(40, generator=generator)
+    allowed = torch.rand(40, generator=generator) < 0.7
+    own = int(torch.randint(40, (1,), generator=generator))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search_module, "_COLUMNS", columns)
+        query = torch.ones(1, 1, dtype=torch.float64)
+        found = nearest_vectors(query, among, allowed, index, k, OwnRow(torch.tensor([own])))
+    rank = [(j != own, -float(among[j]), int(index[j])) for j in range(40)]
+    order = sorted(allowed.nonzero()[:, 0].tolist(), key=rank.__getitem__)
+    assert found[0].tolist() == (order + [UNKNOWN] * k)[:k]
 
 
 def test_a_column_that_is_not_there_is_asked_for() -> None:

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from cmsf.method.constraints import SameLabel
+from cmsf.method.label_sums import LabelSums
 from cmsf.method.rows import Rows
 from cmsf.method.search import Constraint, Neighbours, search
 from cmsf.utils.constants import UNKNOWN
@@ -51,6 +53,8 @@ class MemoryBank(nn.Module):
         # Plain numbers, not tensors: reading them must not wait for the device.
         self.next = 0
         self.written = 0
+        self.label_sums: LabelSums | None = None
+        """Kept from the first search that sums all rows of a label, and never saved: it follows from the rows."""
 
     @property
     def size(self) -> int:
@@ -72,23 +76,28 @@ class MemoryBank(nn.Module):
             dim = rows.companion.shape[1]
             raise ValueError(f"the rows have companions and this bank keeps none; make it with companion_dim={dim}")
 
-        self._retire(torch.isin(self.index, rows.index).nonzero()[:, 0])
         slot = (torch.arange(count, device=self.index.device) + self.next) % self.size
+        retired = torch.isin(self.index, rows.index)
+        retired[slot] = True
+        self._retire(retired.nonzero()[:, 0])
         self.index[slot] = rows.index
         self.label[slot] = UNKNOWN if rows.label is None else rows.label
         self._keep_vectors(slot, rows)
+        self._update_label_sums(slot, 1)
         self._retire(slot[_repeated_later(rows.index)])
         self.next = (self.next + count) % self.size
         self.written = min(self.size, self.written + count)
 
     def rows(self) -> Rows:
         """Returns the rows written so far, valid until the next enqueue; retired ones have index UNKNOWN."""
-        everything = Rows(self.embedding, self.index, self.label, self.companion)
-        return everything if self.written == self.size else everything[: self.written]
+        written = slice(self.written)
+        companion = None if self.companion is None else self.companion[written]
+        return Rows(self.embedding[written], self.index[written], self.label[written], companion, self.label_sums)
 
     @torch.no_grad()
     def search(self, query: Rows, constraint: Constraint, k: int | None, include_query: bool = True) -> Neighbours:
         """Returns S_i of every query: the k nearest rows of C_i, or with k = None all of C_i."""
+        self._keep_label_sums(constraint, k)
         return search(query, self.rows(), constraint, k, include_query)
 
     @torch.no_grad()
@@ -109,7 +118,18 @@ class MemoryBank(nn.Module):
     def _sum_over_shards(self, count: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
         return count
 
+    def _keep_label_sums(self, constraint: Constraint, k: int | None) -> None:
+        if k is None and isinstance(constraint, SameLabel) and self.label_sums is None:
+            rows = self.rows()
+            assert rows.label is not None
+            self.label_sums = LabelSums(rows.label, rows.embedding, self.size)
+
+    def _update_label_sums(self, slot: Int[Tensor, " n"], sign: int) -> None:
+        if self.label_sums is not None:
+            self.label_sums.add(self.label[slot], self.embedding[slot], sign)
+
     def _retire(self, slot: Int[Tensor, " n"]) -> None:
+        self._update_label_sums(slot, -1)
         self.index[slot] = UNKNOWN
         self.label[slot] = UNKNOWN
         self._forget_companions(slot)
@@ -136,6 +156,7 @@ class MemoryBank(nn.Module):
 
     def set_extra_state(self, state: dict[str, int]) -> None:
         self.next, self.written = state["next"], state["written"]
+        self.label_sums = None
 
 
 def _repeated_later(index: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:

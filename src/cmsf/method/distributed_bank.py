@@ -59,13 +59,14 @@ class ShardedBank(MemoryBank):
         """Returns the rows of this shard that are written."""
         index, label = (self.world.shard(column[: self.written]) for column in (self.index, self.label))
         companion = None if self.companion is None else self.companion[: len(index)]
-        return Rows(self.embedding[: len(index)], index, label, companion)
+        return Rows(self.embedding[: len(index)], index, label, companion, self.label_sums)
 
     @torch.no_grad()
     def search(self, query: Rows, constraint: Constraint, k: int | None, include_query: bool = True) -> Neighbours:
         """Returns S_i of every query; all processes pass the same queries."""
         if not self.written:
             return Neighbours.none(query, k)
+        self._keep_label_sums(constraint, k)
         rows = self.rows()
         own = OwnRow(rows.positions_of(query.index), include_query)
         candidates = constraint(query, rows).merge_shards(query, self._merge_companions)
@@ -133,6 +134,11 @@ class ShardedBank(MemoryBank):
     def _keep_vectors(self, slot: Int[Tensor, " n"], rows: Rows) -> None:
         here = self._here(slot)
         super()._keep_vectors(self._place(slot[here]), rows[here])
+
+    def _update_label_sums(self, slot: Int[Tensor, " n"], sign: int) -> None:
+        if self.label_sums is not None:
+            here = slot[self._here(slot)]
+            self.label_sums.add(self.label[here], self.embedding[self._place(here)], sign)
 
     def _forget_companions(self, slot: Int[Tensor, " n"]) -> None:
         super()._forget_companions(self._place(slot[self._here(slot)]))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from cmsf.method.label_sums import LabelSums
 from cmsf.utils.constants import UNKNOWN
 
 
@@ -21,19 +21,22 @@ class Rows:
     label: the class used in training, UNKNOWN where there is none. Not the truth: that is for analysis alone.
     companion: another view of the same image, w in the paper; a row of NaN where there is none, so that a
         companion used by mistake shows.
+    label_sums: the sums of all embeddings by label, where a bank keeps them.
     """
 
     embedding: Float[Tensor, "n d"]
     index: Int[Tensor, " n"]
     label: Int[Tensor, " n"] | None = None
     companion: Float[Tensor, "n e"] | None = None
+    label_sums: LabelSums | None = None
 
     def __len__(self) -> int:
         return len(self.index)
 
     def __getitem__(self, chosen: Tensor | slice) -> Rows:
-        columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Rows(**{name: column[chosen] for name, column in columns.items() if column is not None})
+        label = None if self.label is None else self.label[chosen]
+        companion = None if self.companion is None else self.companion[chosen]
+        return Rows(self.embedding[chosen], self.index[chosen], label, companion)
 
     @property
     def exists(self) -> Bool[Tensor, " n"]:
@@ -46,21 +49,18 @@ class Rows:
         return ~self.companion[:, 0].isnan()
 
     def positions_of(self, index: Int[Tensor, " q"]) -> Int[Tensor, " q"]:
-        """Where each image stands among these rows, UNKNOWN where it does not."""
-        if not len(self):
-            return torch.full_like(index, UNKNOWN)
-        ordered, order = self._by_index
-        place = torch.searchsorted(ordered, index).clamp_max(len(self) - 1)
-        return torch.where((ordered[place] == index) & (index != UNKNOWN), order[place], UNKNOWN)
+        """Returns where each image stands among these rows, UNKNOWN where it does not."""
+        wanted, which = index.unique(return_inverse=True)
+        position = torch.full_like(wanted, UNKNOWN)
+        if len(wanted):
+            # The few images are sorted, not the many rows: a step asks this of the whole bank more than once.
+            place = torch.searchsorted(wanted, self.index).clamp_max(len(wanted) - 1)
+            row = (self.exists & (wanted[place] == self.index)).nonzero()[:, 0]
+            position[place[row]] = row
+        return position[which]
 
     @property
     def repeats(self) -> bool:
         """Whether some image has more than one row."""
-        ordered, _ = self._by_index
-        return bool(((ordered[1:] == ordered[:-1]) & (ordered[1:] != UNKNOWN)).any())
-
-    @cached_property
-    def _by_index(self) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
-        # A step looks its queries up several times; the bank is sorted once for all of them.
-        ordered, order = self.index.sort()
-        return ordered, order
+        index = self.index[self.exists]
+        return len(index.unique()) < len(index)

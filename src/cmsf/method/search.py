@@ -6,18 +6,23 @@ Equally near rows are taken in the order of their image index, so the order of t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from cmsf.method.label_sums import LabelSums
 from cmsf.method.rows import Rows
 from cmsf.utils.constants import UNKNOWN
 
 _BLOCK = 2**26
 """How many numbers one block of the search may hold: 256 MB of float32."""
+_COLUMNS = 2**14
+"""How many rows of the bank one product takes at most: 16 MB for a batch of 256."""
+_GATHERED = 2**10
+"""How many rows of a label are gathered at a time."""
 _GROUP = 16
 """How many columns share one maximum, by which the search rules most of them out."""
 _WORTH_GROUPS = 32
@@ -89,12 +94,19 @@ class OwnRow:
     def __getitem__(self, chosen: Tensor | slice) -> OwnRow:
         return OwnRow(self.position[chosen], self.included)
 
+    def force(self, similarity: Float[Tensor, "b n"]) -> None:
+        """Sets the similarity of the own row, which is the column of its position, to inf or -inf, in place."""
+        # One entry a query is written by its place: comparing every position would cost a pass of its own.
+        known = (self.position != UNKNOWN).nonzero()[:, 0]
+        similarity[known, self.position[known]] = torch.inf if self.included else -torch.inf
+
     def apply_to(self, similarity: Float[Tensor, "b n"], position: Int[Tensor, "*b n"]) -> Float[Tensor, "b n"]:
         """Sets the similarity of the own row, where it is among these positions, to inf or -inf."""
         mine = (position == self.position[:, None]) & (self.position[:, None] != UNKNOWN)
         return similarity.masked_fill(mine, torch.inf if self.included else -torch.inf)
 
 
+@torch.no_grad()
 def search(query: Rows, rows: Rows, constraint: Constraint, k: int | None, include_query: bool = True) -> Neighbours:
     """Returns S_i: the k rows of C_i nearest to u_i, |S_i| = min(k, |C_i|); k = None takes all of C_i.
 
@@ -174,24 +186,39 @@ class RowsOfLabel(Candidates):
 
     def nearest(self, query: Rows, rows: Rows, k: int, own: OwnRow) -> Int[Tensor, "b k"]:
         asked, held = _labels(query, rows)
+        label, group = asked.unique(return_inverse=True)
+        # The rows of all labels are found in one pass. A label's rows are its columns, in the order of their images.
+        group_of_row = torch.searchsorted(label, held).clamp_max(len(label) - 1)
+        member = (rows.exists & (label[group_of_row] == held)).nonzero()[:, 0]
+        member = member[rows.index[member].argsort()]
+        member = member[group_of_row[member].argsort(stable=True)]
+        size = group_of_row[member].bincount(minlength=len(label))
+        first = size.cumsum(0) - size
+        column = torch.full_like(held, UNKNOWN)
+        column[member] = torch.arange(len(member), device=member.device) - first[group_of_row[member]]
+        own_column = torch.where(own.position == UNKNOWN, UNKNOWN, column[own.position])
+
+        queries = group.argsort(stable=True).split(group.bincount().tolist())
+        members = member.split(size.tolist())
         found = torch.full((len(query), k), UNKNOWN, device=asked.device)
-        for label in asked.unique():
-            asking = (asked == label).nonzero()[:, 0]
-            member = (rows.exists & (held == label)).nonzero()[:, 0]
-            similarity = query.embedding[asking] @ rows.embedding[member].T
-            place = top(own[asking].apply_to(similarity, member), rows.index[member], k)
-            found[asking] = translate(place, member.expand(len(asking), -1))
+        gathered = rows.embedding.new_empty(_GATHERED, rows.embedding.shape[1])
+        for block in _similar_blocks(queries, members):
+            chosen = torch.cat([some for some, _ in block])
+            similarity = query.embedding.new_empty(len(chosen), len(block[0][1]))
+            for (some, columns), out in zip(block, similarity.split([len(some) for some, _ in block]), strict=True):
+                _similarity(query.embedding[some], rows.embedding, columns, gathered, out)
+            OwnRow(own_column[chosen], own.included).force(similarity)
+            place = top(similarity, torch.arange(similarity.shape[1], device=member.device), k)
+            row = member[(first[group[chosen]][:, None] + place).clamp(0, len(member) - 1)] if len(member) else place
+            found[chosen] = torch.where(place == UNKNOWN, UNKNOWN, row)
         return found
 
     def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
-        label, held = _labels(query, rows)
-        asked, group = label.unique(return_inverse=True)
-        held = torch.where(rows.exists, held, UNKNOWN)
-        member = torch.isin(held, asked).nonzero()[:, 0]
-        group_of_member = torch.searchsorted(asked, held[member])
-        total = rows.embedding.new_zeros(len(asked), rows.embedding.shape[1])
-        total.index_add_(0, group_of_member, rows.embedding[member])
-        return total[group], torch.bincount(group_of_member, minlength=len(asked))[group]
+        asked, held = _labels(query, rows)
+        if rows.label_sums is not None:
+            return rows.label_sums.lookup(asked)
+        member = (rows.exists & torch.isin(held, asked)).nonzero()[:, 0]
+        return LabelSums(held[member], rows.embedding[member], len(rows)).lookup(asked)
 
     def contains(self, query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
         asked, held = _labels(query, rows)
@@ -279,24 +306,66 @@ def nearest_vectors(
     """
     if not len(among):
         return torch.full((len(vector), k), UNKNOWN, device=vector.device)
-    found = []
-    step = max(1, _BLOCK // max(1, len(among)))
+    position = torch.where((own.position != UNKNOWN) & allowed[own.position], own.position, UNKNOWN)
     # One memory for all blocks: to be given a new one takes a quarter of the time of its product.
-    block = vector.new_empty(min(step, len(vector)), len(among))
-    some_forbidden = not bool(allowed.all())
-    forced = torch.inf if own.included else -torch.inf
+    columns = min(len(among), _COLUMNS)
+    step = max(1, _BLOCK // columns)
+    memory = vector.new_empty(min(step, len(vector)) * columns)
+    found = []
     for start in progress(range(0, len(vector), step)):
         part = slice(start, start + step)
-        similarity = torch.mm(vector[part], among.T, out=block[: len(vector[part])])
-        if some_forbidden:
-            similarity.masked_fill_(~allowed, -torch.inf)
-        # One entry a query, so it is written by its place: comparing every position would cost a pass of its own.
-        mine = own.position[part][:, None]
-        slot = mine.clamp_min(0)
-        settled = (mine != UNKNOWN) & allowed[slot]
-        similarity.scatter_(1, slot, similarity.gather(1, slot).masked_fill(settled, forced))
-        found.append(top(similarity, index, k))
+        values, places = [], []
+        # A block of columns is still in the processor's cache when its greatest are taken.
+        for first in range(0, len(among), columns):
+            block = slice(first, first + columns)
+            shape = len(vector[part]), len(among[block])
+            similarity = torch.mm(vector[part], among[block].T, out=memory[: shape[0] * shape[1]].view(shape))
+            similarity.index_fill_(1, (~allowed[block]).nonzero()[:, 0], -torch.inf)
+            inside = (position[part] >= first) & (position[part] < first + columns)
+            OwnRow(torch.where(inside, position[part] - first, UNKNOWN), own.included).force(similarity)
+            place = top(similarity, index[block], k)
+            values.append(similarity.gather(1, place.clamp_min(0)).masked_fill_(place == UNKNOWN, -torch.inf))
+            places.append(torch.where(place == UNKNOWN, UNKNOWN, place + first))
+        if len(places) == 1:
+            found += places
+        else:
+            place = torch.cat(places, dim=1)
+            found.append(translate(top(torch.cat(values, dim=1), index[place], k), place))
     return torch.cat(found)
+
+
+def _similar_blocks(queries: Sequence[Tensor], members: Sequence[Tensor]) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Yields blocks of labels, each with its queries and rows, that have about as many rows and fit into memory."""
+    block: list[tuple[Tensor, Tensor]] = []
+    height = 0
+    for label in sorted(range(len(members)), key=lambda label: -len(members[label])):
+        width = len(members[label])
+        for some in queries[label].split(max(1, _BLOCK // max(1, width))):
+            widest = len(block[0][1]) if block else width
+            if block and (2 * width < widest or (height + len(some)) * widest > _BLOCK):
+                yield block
+                block, height = [], 0
+            block.append((some, members[label]))
+            height += len(some)
+    yield block
+
+
+def _similarity(
+    vector: Float[Tensor, "b d"],
+    among: Float[Tensor, "n d"],
+    chosen: Int[Tensor, " m"],
+    memory: Float[Tensor, "g d"],
+    out: Float[Tensor, "b w"],
+) -> None:
+    """Writes the dot products with the chosen vectors into the first columns of out, and -inf into the others.
+
+    memory: room for the vectors that are gathered at a time, few enough to stay in the processor's cache.
+    """
+    for first in range(0, len(chosen), len(memory)):
+        some = chosen[first : first + len(memory)]
+        block = torch.index_select(among, 0, some, out=memory[: len(some)])
+        torch.mm(vector, block.T, out=out[:, first : first + len(some)])
+    out[:, len(chosen) :] = -torch.inf
 
 
 def _labels(query: Rows, rows: Rows) -> tuple[Int[Tensor, " b"], Int[Tensor, " n"]]:
