@@ -19,7 +19,7 @@ from cmsf.method.build import make_learner, recipe_backbone
 from cmsf.method.losses import FIRST, SECOND
 from cmsf.models.backbones import feature_width
 from cmsf.recipes import get_recipe
-from cmsf.recipes.recipe import Resolved
+from cmsf.recipes.recipe import ResolvedRecipe
 from cmsf.training.resolve import resolve
 from cmsf.utils.constants import UNKNOWN
 
@@ -76,14 +76,14 @@ def cmsf_photo_batches(paths: list[Path], setting: Setting) -> Batches:
     return cmsf_batches(FileImages(paths[0].parent, [path.name for path in paths]), setting)
 
 
-def cmsf_recipe(pictures: Tensor, setting: Setting) -> Resolved:
+def cmsf_recipe(pictures: Tensor, setting: Setting) -> ResolvedRecipe:
     """`byol-small` as it resolves itself for these images: among other things, a row of the bank for every image."""
     data = Dataset("bench", (), (), cmsf_split(pictures), test=None, test_origin="none")
     recipe = get_recipe("byol-small").changed({"batch_size": setting.batch})
     return resolve(recipe, data, median_side=setting.views[0].size)
 
 
-def cmsf_backbone(recipe: Resolved) -> tuple[nn.Module, int]:
+def cmsf_backbone(recipe: ResolvedRecipe) -> tuple[nn.Module, int]:
     """The network of cmsf's learner, in its memory format, for the others to train; and how many features it has."""
     backbone = recipe_backbone(recipe)
     return backbone, feature_width(backbone, recipe.backbone, recipe.size)

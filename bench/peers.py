@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 
-from cmsf.recipes.recipe import Resolved
+from cmsf.recipes.recipe import ResolvedRecipe
 
 ENDLESS = 10**9
 LONGEST_WAIT = 120
@@ -184,7 +184,7 @@ class LightlyByol(nn.Module):
 
 
 def lightly_steps(
-    pictures: Tensor, setting: Setting, backbone: nn.Module, width: int, recipe: Resolved, symmetric: bool
+    pictures: Tensor, setting: Setting, backbone: nn.Module, width: int, recipe: ResolvedRecipe, symmetric: bool
 ) -> Batches:
     """Training as in lightly's BYOL example; asymmetric, the first view alone predicts, and the second is the target.
 

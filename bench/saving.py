@@ -32,7 +32,7 @@ import cmsf
 from cmsf.method.build import make_learner
 from cmsf.method.learner import Learner
 from cmsf.recipes import get_recipe
-from cmsf.recipes.recipe import Resolved
+from cmsf.recipes.recipe import ResolvedRecipe
 from cmsf.training.checkpointer import Checkpointer
 
 MOST = 0.02
@@ -114,13 +114,13 @@ def _share(saving: Timed, plain: Timed) -> float:
     return saving.median / plain.median - 1
 
 
-def imagenet_learner() -> tuple[Resolved, Learner]:
+def imagenet_learner() -> tuple[ResolvedRecipe, Learner]:
     """The paper's self-supervised setting as it is in the middle of training, with numbers that mean nothing."""
     numbers = {"bank_size": 128_000, "batch_size": 256, "size": 224, "projection_hidden": 4096, "projection_dim": 512}
     numbers |= {"prediction_hidden": 4096, "support_classes": 0, "support_images": 0, "extra_size": 96}
     numbers |= {"weak_crop": 0.2, "strong_crop": 0.2, "warmup_epochs": 0}
     recipe = replace(get_recipe("cmsf-self-imagenet", small_images=False), precision="bf16", cache="off")
-    resolved = Resolved(**(vars(recipe) | numbers))
+    resolved = ResolvedRecipe(**(vars(recipe) | numbers))
     learner = make_learner(resolved, torch.zeros(IMAGENET, dtype=torch.int64), "cpu")
     for parameter in learner.encoders.trainable_parameters():
         learner.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)

@@ -13,7 +13,7 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from cmsf.evaluation.knn import Vote, classify, k_nearest
+from cmsf.evaluation.knn import KNNClassifier, classify, k_nearest
 from cmsf.method.search import _BLOCK
 
 TRAIN, QUERIES, FEATURES, CLASSES, K = 50_000, 10_000, 512, 10, 20
@@ -54,7 +54,7 @@ def search_jobs(train: Tensor, query: Tensor, label: Tensor, threads: int, stack
 
     known = kernels_for_this_processor("numpy")
     return [
-        Job("cmsf", lambda: classify(query, train, label, {"20-nn": Vote(K)})),
+        Job("cmsf", lambda: classify(query, train, label, {"20-nn": KNNClassifier(K)})),
         Job(PRODUCT, product_into_one_block),
         Job(f"{PRODUCT}, new memory for every chunk", lambda: product(None)),
         faiss(None),

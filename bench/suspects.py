@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import cmsf
-from cmsf.analysis.label_issues import THRESHOLD, VOTE, compare_with_truth, score_labels
+from cmsf.analysis.label_issues import KNN, THRESHOLD, compare_with_truth, score_labels
 from cmsf.data import load_dataset, open_source
 from cmsf.data.labels import Labels, add_noise
 from cmsf.evaluation import FeatureExtractor
@@ -113,7 +113,7 @@ def choose(features: Tensor, truth: Tensor, names: tuple[str, ...]) -> dict[str,
 def compare(features: Tensor, label: Tensor, wrong: Tensor, classes: int) -> dict[str, Any]:
     parts = list(k_nearest(features, features, max(KS), torch.arange(len(label))))
     near, similarity = (torch.cat(column) for column in zip(*parts, strict=True))
-    weight = torch.exp(similarity / (VOTE.temperature or 1))
+    weight = torch.exp(similarity / (KNN.temperature or 1))
     table: dict[str, Any] = {}
     for k in KS:
         some, theirs = near[:, :k], weight[:, :k]
@@ -225,7 +225,7 @@ def table(found: dict[str, Any]) -> str:
                     for name, by_k in part["scores"].items()
                 ],
             ),
-            f"The chosen one, the odds with k = {VOTE.k}, by where it is cut:",
+            f"The chosen one, the odds with k = {KNN.k}, by where it is cut:",
             "",
             *markdown(
                 ("least score", "called", "precision", "recall"),
@@ -268,8 +268,8 @@ def main() -> None:
         "reported": {name: report(run) for name, run in runs.items()},
         "choosing": choose(features, others.train.truth, others.classes),
         "false alarms": 100 * float((score_labels(features, others.train.truth).score >= THRESHOLD).double().mean()),
-        "k": VOTE.k,
-        "temperature": VOTE.temperature,
+        "k": KNN.k,
+        "temperature": KNN.temperature,
         "least": THRESHOLD,
         "speed": speed(),
     }

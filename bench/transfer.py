@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from cmsf.evaluation.transfer.search import search
 from cmsf.evaluation.transfer.trial import Problem
+from cmsf.evaluation.transfer.tune import tune
 
 TRAIN, VAL, FEATURES, CLASSES = 2_940, 740, 2_048, 37
 RANK = 64
@@ -51,9 +52,11 @@ def pets_like(seed: int) -> Problem:
 def main() -> None:
     chosen = _arguments()
     begun, load = datetime.now(UTC), os.getloadavg()[0]
+    problem = pets_like(chosen.seed)
     with tempfile.TemporaryDirectory() as folder:
-        found = search(
-            pets_like(chosen.seed),
+        start = time.monotonic()
+        found = tune(
+            problem,
             "pets-like",
             chosen.trials,
             Path(folder) / "search.journal",
@@ -61,13 +64,14 @@ def main() -> None:
             chosen.seed,
             prune=not chosen.unpruned,
         )
+        seconds = time.monotonic() - start
     report = {
         "images": {"train": TRAIN, "validation": VAL},
         "features": FEATURES,
         "classes": CLASSES,
         "processes": chosen.processes,
         "pruning": not chosen.unpruned,
-        "seconds": round(found.seconds, 1),
+        "seconds": round(seconds, 1),
         "trials": found.trials,
         "best": asdict(found.best),
         "validation mean per class": round(found.value, 2),

@@ -8,9 +8,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from cmsf.analysis.figures.confusion import draw_confusion
-from cmsf.analysis.figures.reliability import draw_reliability
-from cmsf.evaluation.calibration import calibration, confusion
+from cmsf.analysis.figures.classifier import draw_confusion, draw_reliability
+from cmsf.evaluation.metrics import calibration, confusion
 
 
 def scored(images: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:

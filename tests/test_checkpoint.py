@@ -20,7 +20,7 @@ import cmsf
 from cmsf.data.transforms import WholeBatch
 from cmsf.method.build import make_learner
 from cmsf.method.learner import Learner
-from cmsf.recipes.recipe import Resolved
+from cmsf.recipes.recipe import ResolvedRecipe
 from cmsf.runs import checkpoint
 from cmsf.runs.checkpoint import Checkpoint
 from cmsf.training.checkpointer import Checkpointer
@@ -62,11 +62,11 @@ def files(run: cmsf.Run) -> set[str]:
     return {path.name for path in run.folder.checkpoints.iterdir()}
 
 
-def resolved(method: str, **changes: Any) -> Resolved:
+def resolved(method: str, **changes: Any) -> ResolvedRecipe:
     numbers = {"bank_size": 24, "batch_size": 8, "size": 16, "projection_hidden": 16, "projection_dim": 8}
     numbers |= {"prediction_hidden": 16, "support_classes": 0, "support_images": 0, "weak_crop": 0.2, "cache": "ram"}
     numbers |= {"strong_crop": 0.2, "extra_size": 8, "warmup_epochs": 0}
-    return Resolved(**({"name": method, "backbone": "small-residual"} | numbers | changes))
+    return ResolvedRecipe(**({"name": method, "backbone": "small-residual"} | numbers | changes))
 
 
 def learner(**changes: Any) -> Learner:

@@ -12,8 +12,8 @@ from cmsf.cli import main
 from cmsf.data import open_source
 from cmsf.data.imagenet import imagenet_100, simclr_files
 from cmsf.data.labels import Labels, modify_labels
-from cmsf.data.prepare import load_dataset, read_label_list
-from cmsf.data.sources.table import read_table
+from cmsf.data.prepare import load_dataset
+from cmsf.data.sources.table import read_label_list, read_table
 from cmsf.recipes.recipe import Recipe
 
 

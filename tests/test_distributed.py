@@ -37,7 +37,7 @@ from cmsf.recipes import get_recipe as find_recipe
 from cmsf.recipes.recipe import Recipe
 from cmsf.runs import checkpoint
 from cmsf.runs.checkpoint import Checkpoint
-from cmsf.runs.folder import RunFolder
+from cmsf.training import trainer
 from cmsf.training.resolve import resolve
 from cmsf.training.trainer import Trainer
 from cmsf.utils.constants import UNKNOWN
@@ -535,7 +535,7 @@ def test_a_full_disk_stops_two_ranks_or_they_go_on_as_they_were_told(
 
 def poisoned(arguments: list[str]) -> int:
     """A weight that is no number before the seventh step; says so when the page about it is written."""
-    learn, write, steps = Learner.step, RunFolder.save_divergence, count(1)
+    learn, write, steps = Learner.step, trainer.write_diagnosis, count(1)
 
     def step(self: Learner, *given: Any) -> Any:
         if next(steps) == 7:
@@ -543,11 +543,11 @@ def poisoned(arguments: list[str]) -> int:
                 self.encoders.predictor[-1].bias[3] = torch.inf
         return learn(self, *given)
 
-    def page(self: RunFolder, about: dict[str, Any]) -> None:
+    def page(*given: Any) -> str:
         print("a page is written", file=sys.stderr)
-        write(self, about)
+        return write(*given)
 
-    Learner.step, RunFolder.save_divergence = step, page  # type: ignore[method-assign]
+    Learner.step, trainer.write_diagnosis = step, page  # type: ignore[method-assign]
     return main(arguments)
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from helpers import random_rows, unit
 
+from cmsf.analysis.collapse import alignment, uniformity
 from cmsf.analysis.far_neighbours import FarNeighbours
 from cmsf.analysis.neighbor_graph import build_graph
 from cmsf.analysis.projection import pca
-from cmsf.analysis.uniformity import alignment, uniformity
 from cmsf.evaluation.knn import k_nearest
 from cmsf.method.constraints import NearCompanion, SameLabel, Unconstrained
 from cmsf.utils.constants import UNKNOWN

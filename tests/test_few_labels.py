@@ -10,7 +10,7 @@ from test_linear import separable
 from torch import nn
 
 from cmsf.data import Dataset, load_dataset, open_source
-from cmsf.data.prepare import read_label_list
+from cmsf.data.sources.table import read_label_list
 from cmsf.evaluation import FeatureExtractor, LabelSubset, evaluate_few_labels, seeded_subsets, subset_from_list
 from cmsf.evaluation.finetune import FineTuneSettings, fine_tune
 from cmsf.evaluation.predict import predict_scores

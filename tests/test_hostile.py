@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from cmsf.cli.comparison import Comparison
 from cmsf.data.sources.table import read_mapping, read_table, write_csv
-from cmsf.evaluation.transfer.suite import read_suite
+from cmsf.evaluation.transfer.datasets import read_suite
 from cmsf.recipes.recipe import Recipe
 from cmsf.utils.errors import BadInput
 from cmsf.utils.text import MAX_LINE, escape_unprintable, one_line

@@ -28,8 +28,8 @@ from cmsf.data import open_source
 from cmsf.data.images import Unreadable
 from cmsf.data.sources.table import read_columns, read_table
 from cmsf.data.sources.tar_index import RandomAccessFile, scan_tar
-from cmsf.evaluation.transfer.search import make_search
-from cmsf.evaluation.transfer.suite import read_suite
+from cmsf.evaluation.transfer.datasets import read_suite
+from cmsf.evaluation.transfer.tune import make_tuner
 from cmsf.models.weights import load_pretrained
 from cmsf.recipes.recipe import Recipe
 from cmsf.runs.folder import RunFolder
@@ -101,9 +101,9 @@ def test_the_journal_of_a_search_stays_in_its_folder(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Path] = []
-    monkeypatch.setattr(sys.modules["cmsf.evaluation.transfer.search"], "search", lambda *given: asked.append(given[3]))
-    search = make_search(tmp_path, trials=1, processes=1, seed=0, storage=None, ray=False)
-    search(None, f"{name}-0123456789abcdef", lambda finished, best: None)
+    monkeypatch.setattr(sys.modules["cmsf.evaluation.transfer.tune"], "tune", lambda *given: asked.append(given[3]))
+    tuner = make_tuner(tmp_path, trials=1, processes=1, seed=0, storage=None, ray=False)
+    tuner(None, f"{name}-0123456789abcdef", lambda finished, best: None)
     (journal,) = asked
     assert journal.resolve().parent == tmp_path.resolve()
     assert len(journal.name) < 100
@@ -240,7 +240,7 @@ def test_an_environment_that_cmsf_did_not_write_is_refused(environment: str, tmp
     folder = RunFolder(tmp_path)
     folder.environment_file.write_text(environment)
     with pytest.raises(BadInput, match=r"not what cmsf train wrote|cannot read"):
-        folder.request()
+        folder.data_config()
 
 
 def test_a_listing_that_cmsf_did_not_write_is_refused(tmp_path: Path) -> None:

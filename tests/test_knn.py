@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from cmsf.data import Dataset, Split
 from cmsf.evaluation import FeatureExtractor, evaluate_knn, evaluate_pixels
 from cmsf.evaluation import features as features_module
-from cmsf.evaluation.knn import Vote, classify
+from cmsf.evaluation.knn import KNNClassifier, classify
 from cmsf.utils.errors import BadInput
 
 
@@ -29,7 +29,7 @@ def slow_vote(query: Tensor, train: Tensor, label: Tensor, k: int, temperature: 
 def test_votes_equal_a_slow_count(k: int, temperature: float | None) -> None:
     train, query = unit(120, 5, 0), unit(60, 5, 1)
     label = torch.randint(6, (120,), generator=torch.Generator().manual_seed(0))
-    votes = {"asked": Vote(k, temperature), "another": Vote(30)}
+    votes = {"asked": KNNClassifier(k, temperature), "another": KNNClassifier(30)}
     assert classify(query, train, label, votes)["asked"].tolist() == slow_vote(query, train, label, k, temperature)
 
 
@@ -37,7 +37,7 @@ def test_equal_distances_go_to_the_lower_row_and_equal_votes_to_the_lower_class(
     train = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     label = torch.tensor([2, 1, 1, 0])
     query = torch.tensor([[1.0, 0.0]])
-    guesses = classify(query, train, label, {str(k): Vote(k) for k in (1, 2, 3)})
+    guesses = classify(query, train, label, {str(k): KNNClassifier(k) for k in (1, 2, 3)})
     assert {k: guess.tolist() for k, guess in guesses.items()} == {"1": [2], "2": [1], "3": [1]}
 
 

@@ -41,7 +41,7 @@ from cmsf.method.rows import Rows
 from cmsf.method.supervision import PseudoLabels, ThirdView
 from cmsf.models.encoders import EncoderOutput
 from cmsf.recipes import BASELINES, METHODS, OURS
-from cmsf.recipes.recipe import Recipe, Resolved
+from cmsf.recipes.recipe import Recipe, ResolvedRecipe
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.rng import permutation
 
@@ -98,7 +98,7 @@ def views_are_made_once() -> Iterator[None]:
         yield
 
 
-def make(method: str, label: Tensor = LABEL, **changes: Any) -> tuple[Resolved, Learner]:
+def make(method: str, label: Tensor = LABEL, **changes: Any) -> tuple[ResolvedRecipe, Learner]:
     recipe = METHODS[method](
         Recipe(
             size=8,
@@ -122,13 +122,13 @@ def make(method: str, label: Tensor = LABEL, **changes: Any) -> tuple[Resolved, 
         "support_classes": 0,
         "support_images": 0,
     }  # which images support a step is said here, step by step
-    resolved = Resolved(**(asdict(recipe) | numbers))
+    resolved = ResolvedRecipe(**(asdict(recipe) | numbers))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "make_backbone", lambda *_: TinyNet())
         return resolved, make_learner(resolved, label, "cpu")
 
 
-def of_variant(variant: str) -> tuple[Resolved, Learner]:
+def of_variant(variant: str) -> tuple[ResolvedRecipe, Learner]:
     changes = dict(VARIANTS[variant])
     return make(changes.pop("method", variant), FEW if "semi" in variant else LABEL, **changes)
 

@@ -4,6 +4,7 @@ tests/fixtures/run-0.1/stopped was ended by SIGTERM in the middle of its second 
 made of it.
 """
 
+import itertools
 import json
 import re
 import shutil
@@ -81,3 +82,14 @@ def test_an_old_run_is_reported(run: Path) -> None:
     page = (run / "report.html").read_text()
     assert "cmsf-self-small" in page
     assert "Purity" in page
+    last = json.loads((OLD / "finished" / "metrics.jsonl").read_text().splitlines()[-1])
+    words = [word.strip() for word in re.split(r"<[^>]+>", page) if word.strip()]
+    expected = {
+        "training images": "144",
+        "20-NN": f"{last['20-nn']:.2f} %",
+        "loss": f"{last['loss']:.3f}",
+        "purity": f"{100 * last['purity_constrained']:.0f} %",
+        "median rank": f"{last['rank_median']:.0f}",
+    }
+    assert expected.items() <= set(itertools.pairwise(words))
+    assert "purity of the last bank" in words  # the bank of its checkpoint

@@ -22,7 +22,7 @@ def labels_of(count: int, seed: int, classes: int = 4) -> Tensor:
 def slow(
     train: Tensor, train_class: list[int], query: Tensor, truth: list[int], leave_out: bool
 ) -> list[tuple[int, int, float]]:
-    """Truth, guess and purity of each judged image."""
+    """Truth, guess and purity of each evaluated image."""
     found = []
     for i, vector in enumerate(query):
         rows = [j for j in range(len(train)) if train_class[j] != UNKNOWN and not (leave_out and i == j)]
@@ -57,7 +57,7 @@ def test_the_table_equals_a_slow_count(with_test: bool, unknown: float, count: i
         mine = [one for one in expected if one[0] == number]
         assert row.train == int((train_class == number).sum())
         assert row.test == (int((truth == number).sum()) if with_test else 0)
-        assert row.judged == len(mine)
+        assert row.evaluated == len(mine)
         if not mine:
             assert (row.accuracy, row.purity, row.taken_for) == (None, None, ())
             continue
@@ -72,9 +72,9 @@ def test_the_table_equals_a_slow_count(with_test: bool, unknown: float, count: i
     assert [(pair.first, pair.second, pair.images) for pair in found.pairs] == [
         (NAMES[a], NAMES[b], either[a, b]) for a, b in order
     ]
-    judged = Counter(true for true, *_ in expected)
+    evaluated = Counter(true for true, *_ in expected)
     assert [pair.share for pair in found.pairs] == pytest.approx(
-        [either[a, b] / (judged[a] + judged[b]) for a, b in order]
+        [either[a, b] / (evaluated[a] + evaluated[b]) for a, b in order]
     )
 
 
@@ -84,7 +84,7 @@ def test_its_accuracy_is_that_of_k_nn() -> None:
     data, features = noise(60, 30), FeatureExtractor(network, 12)
     assert data.test is not None
     table = class_report(data.classes, features(data.train), data.train.truth, features(data.test), data.test.truth)
-    right = sum((row.accuracy or 0) * row.judged for row in table.rows)
+    right = sum((row.accuracy or 0) * row.evaluated for row in table.rows)
     assert 100 * right / 30 == pytest.approx(evaluate_knn(features, data).accuracy["20-nn"])
 
 
@@ -92,7 +92,7 @@ def test_an_image_does_not_vote_for_itself_but_its_duplicate_does() -> None:
     train = torch.cat([unit(1, 6, 0).expand(2, -1), unit(40, 6, 1)])
     label = torch.tensor([0, 0] + [1] * 40)
     ant, bee = class_report(NAMES, train, label).rows
-    assert (ant.judged, ant.purity) == (2, 0.2)  # one of the five nearest is of the class, and it is not itself
+    assert (ant.evaluated, ant.purity) == (2, 0.2)  # one of the five nearest is of the class, and it is not itself
     assert ant.taken_for[0].name == "bee"
     assert bee.accuracy == 1.0
 
@@ -100,7 +100,14 @@ def test_an_image_does_not_vote_for_itself_but_its_duplicate_does() -> None:
 def test_a_class_with_one_image_is_never_recognised_without_test_images() -> None:
     table = class_report(NAMES, unit(30, 5, 3), torch.tensor([0] * 29 + [3]))
     alone = table.rows[1]
-    assert (alone.name, alone.train, alone.test, alone.judged, alone.accuracy, alone.purity) == ("dog", 1, 0, 1, 0.0, 0)
+    assert (alone.name, alone.train, alone.test, alone.evaluated, alone.accuracy, alone.purity) == (
+        "dog",
+        1,
+        0,
+        1,
+        0.0,
+        0,
+    )
     assert [(one.name, one.share) for one in alone.taken_for] == [("ant", 1.0)]
     assert [(pair.first, pair.second, pair.images) for pair in table.pairs] == [("ant", "dog", 1)]
 
@@ -109,8 +116,8 @@ def test_a_class_of_test_images_alone_is_all_wrong_and_one_of_training_images_al
     table = class_report(NAMES, unit(10, 5, 4), torch.tensor([0, 1] * 5), unit(3, 5, 5), torch.tensor([0, 2, UNKNOWN]))
     ant, bee, cat = table.rows
     assert (cat.train, cat.test, cat.accuracy, cat.purity) == (0, 1, 0.0, 0.0)
-    assert (bee.train, bee.judged, bee.accuracy) == (5, 0, None)
-    assert ant.judged == 1
+    assert (bee.train, bee.evaluated, bee.accuracy) == (5, 0, None)
+    assert ant.evaluated == 1
 
 
 def test_test_images_without_classes_are_as_good_as_none() -> None:

@@ -20,7 +20,7 @@ from cmsf.evaluation.linear_sgd import _random_views
 from cmsf.evaluation.predict import predict_scores
 from cmsf.method.build import make_learner
 from cmsf.method.learner import Diverged, Learner
-from cmsf.recipes.recipe import Resolved
+from cmsf.recipes.recipe import ResolvedRecipe
 from cmsf.training.signals import Stopped
 
 
@@ -103,7 +103,7 @@ def learner(precision: str) -> tuple[Learner, WholeBatch]:
     numbers |= {"prediction_hidden": 8, "support_classes": 0, "support_images": 0}
     numbers |= {"weak_crop": 0.5, "strong_crop": 0.5, "extra_size": 8, "cache": "ram"}
     made = make_learner(
-        Resolved(backbone="small-residual", precision=precision, **numbers), torch.full((16,), -1), "cpu"
+        ResolvedRecipe(backbone="small-residual", precision=precision, **numbers), torch.full((16,), -1), "cpu"
     )
     pictures = torch.randint(256, (8, 3, 12, 12), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     return made, WholeBatch(torch.arange(8), 0, 0, pictures)

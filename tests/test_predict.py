@@ -16,7 +16,7 @@ from test_cli import refusal
 import cmsf
 from cmsf.cli import main
 from cmsf.data import Unreadable, load_batches, open_source
-from cmsf.data.sources.table import match_labels
+from cmsf.data.sources.table import read_label_list
 from cmsf.data.transforms import CenterCrop
 from cmsf.evaluation import FeatureExtractor
 from cmsf.evaluation.predict import predict
@@ -128,10 +128,11 @@ def test_predictions_serve_as_a_list_of_labels(classifier: cmsf.Classifier, odd:
     out, parquet = tmp_path / "p.csv", tmp_path / "p.parquet"
     found = classifier.predict(odd, out, workers=0)
     assert classifier.predict(odd, parquet, workers=0) == found
-    paths = open_source(odd).train.images.paths
+    source = open_source(odd)
+    paths = source.train.images.paths
     expected = {"train": [one.label for one in found]}
-    assert match_labels(out, {"train": paths}, odd) == expected
-    assert match_labels(parquet, {"train": paths}, odd) == expected
+    assert read_label_list(source, out) == expected
+    assert read_label_list(source, parquet) == expected
     table = pq.read_table(parquet).to_pydict()
     assert table["confidence"] == [one.confidence for one in found]
     assert table["path"] == list(paths)

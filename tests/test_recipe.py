@@ -8,7 +8,7 @@ from helpers import noise
 
 from cmsf.method.losses import PAWS
 from cmsf.recipes import BASELINES, METHODS, NAMES, OURS, SCALES, VARIANTS, explain, get_recipe
-from cmsf.recipes.recipe import Recipe, Resolved, parse_value
+from cmsf.recipes.recipe import Recipe, ResolvedRecipe, parse_value
 from cmsf.training.resolve import resolve
 from cmsf.utils.errors import BadInput
 
@@ -215,8 +215,8 @@ def test_a_recipe_of_a_run_that_lacks_a_setting_is_of_another_version() -> None:
     resolved = resolve(get_recipe("msf-small"), noise(72, 8), 30)
     lines = [line for line in resolved.to_yaml().splitlines() if not line.startswith("support_images")]
     with pytest.raises(BadInput, match="lacks support_images: another version of cmsf wrote it"):
-        Resolved.from_yaml("\n".join(lines), "run/recipe.yaml")
-    assert Resolved.from_yaml(resolved.to_yaml(), "run/recipe.yaml") == resolved
+        ResolvedRecipe.from_yaml("\n".join(lines), "run/recipe.yaml")
+    assert ResolvedRecipe.from_yaml(resolved.to_yaml(), "run/recipe.yaml") == resolved
 
 
 def test_a_bank_that_no_memory_holds_is_refused_unless_enough_processes_share_it(

@@ -123,7 +123,7 @@ def test_the_command_writes_one_page_without_network_and_each_plot_twice(
 
 
 def test_several_runs_stand_side_by_side(run: cmsf.Run, tmp_path: Path) -> None:
-    other = cmsf.train("msf-small", run.folder.request().data, tmp_path / "other", quiet=True, **TINY)
+    other = cmsf.train("msf-small", run.folder.data_config().data, tmp_path / "other", quiet=True, **TINY)
     plots = write_report([run, other], tmp_path / "two.html", *HERE)
     page = (tmp_path / "two.html").read_text()
     assert "cmsf-self-small" in page
@@ -283,7 +283,7 @@ def test_the_pseudo_labels_of_all_images_have_their_curve(semi: cmsf.Run) -> Non
 
 
 def test_every_key_that_a_plot_reads_is_one_that_a_log_has(run: cmsf.Run, semi: cmsf.Run, tmp_path: Path) -> None:
-    supervised = cmsf.train("xent-small", run.folder.request().data, tmp_path / "run", quiet=True, **TINY)
+    supervised = cmsf.train("xent-small", run.folder.data_config().data, tmp_path / "run", quiet=True, **TINY)
     logs = [metrics(trained, "epoch") for trained in (run, semi, supervised)]
     read = [[ReadKeys(line) for line in log] for log in logs]
     for log in read:

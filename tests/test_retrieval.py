@@ -5,8 +5,7 @@ import torch
 from helpers import unit
 from sklearn.neighbors import KNeighborsClassifier
 
-from cmsf.evaluation.knn import Vote, classify
-from cmsf.evaluation.retrieval import recall_at_k
+from cmsf.evaluation.knn import KNNClassifier, classify, recall_at_k
 
 
 def test_recall_is_what_a_loop_counts() -> None:
@@ -36,5 +35,5 @@ def test_k_nn_is_scikit_learns() -> None:
     label = torch.randint(7, (500,), generator=torch.Generator().manual_seed(0))
     for k in (1, 20):
         theirs = KNeighborsClassifier(k, algorithm="brute").fit(train.numpy(), label.numpy())
-        ours = classify(query, train, label, {"vote": Vote(k)})["vote"]
+        ours = classify(query, train, label, {"vote": KNNClassifier(k)})["vote"]
         assert np.array_equal(ours.numpy(), theirs.predict(query.numpy()))

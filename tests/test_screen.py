@@ -17,7 +17,7 @@ from terminal import InTerminal, Terminal
 
 import cmsf
 from cmsf.cli import main
-from cmsf.runs.log import MetricsLog
+from cmsf.runs.log import MetricsLog, readable_epoch_lines
 from cmsf.utils.progress import RIGHT_MARGIN
 from cmsf.utils.screen import Screen, TrainingPanel, sparkline
 
@@ -227,7 +227,8 @@ def test_the_panel_is_told_how_far_judging_is(
 
 def test_what_a_log_says_is_not_believed_to_be_numbers() -> None:
     panel = TrainingPanel("name", 2, 10)
-    panel.load_history([{"1-nn": "∞"}, {"1-nn": None}, {"1-nn": float("nan")}, {"1-nn": True}, {"20-nn": 50}])
+    for line in ({"1-nn": "∞"}, {"1-nn": None}, {"1-nn": float("nan")}, {"1-nn": True}, {"20-nn": 50}):
+        panel.add_accuracies(line)
     console = Console(width=60, record=True, file=StringIO())
     console.print(panel)
     said = console.export_text()
@@ -260,5 +261,5 @@ def test_a_log_is_read_as_far_as_it_is_one(tmp_path: Path) -> None:
     ):
         content = b"".join([good[0], b'{"kind": "step", "step": 2}\n', good[1], bad])
         (tmp_path / "log").write_bytes(content)
-        with MetricsLog(tmp_path / "log", tmp_path / "events", len(content), 3, print) as log:
-            assert [line["1-nn"] for line in log.epochs()] == [10, 20]
+        with MetricsLog(tmp_path / "log", tmp_path / "events", len(content), 3, print):
+            assert [line["1-nn"] for line in readable_epoch_lines(tmp_path / "log")] == [10, 20]

@@ -137,13 +137,13 @@ class Meeting(World):
 
     def numbers(self, work: Callable[[], None]) -> list[int]:
         with suppress(BadInput, Interrupted):
-            self.fail_together(work)
+            self.raise_on_all_ranks(work)
         return list(self.heard)
 
     def outcome(self, work: Callable[[], None], largest: int) -> type[Exception] | None:
         self.largest_of_all.append(largest)
         try:
-            self.fail_together(work)
+            self.raise_on_all_ranks(work)
         except (BadInput, Interrupted) as error:
             return type(error)
         return None

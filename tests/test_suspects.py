@@ -19,8 +19,8 @@ import cmsf
 from cmsf.analysis import label_issues as module
 from cmsf.analysis.figures.label_issues import draw_suspects
 from cmsf.analysis.label_issues import (
+    KNN,
     THRESHOLD,
-    VOTE,
     LabelScores,
     Suspect,
     compare_with_truth,
@@ -31,8 +31,9 @@ from cmsf.analysis.label_issues import (
 from cmsf.cli import main
 from cmsf.data import Dataset, Split, open_source
 from cmsf.data.labels import Labels, add_noise
-from cmsf.data.prepare import load_dataset, read_label_list
-from cmsf.evaluation.knn import Vote
+from cmsf.data.prepare import load_dataset
+from cmsf.data.sources.table import read_label_list
+from cmsf.evaluation.knn import KNNClassifier
 from cmsf.recipes.recipe import Recipe
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
@@ -74,7 +75,7 @@ def labels_of(count: int, classes: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize(("count", "classes", "k"), [(60, 4, 7), (40, 2, 1), (30, 12, 100), (3, 3, 5)])
 def test_verdicts_equal_a_slow_count(count: int, classes: int, k: int) -> None:
     features, label = unit(count, 5, 0), labels_of(count, classes)
-    found = score_labels(features, label, Vote(k, 0.07))
+    found = score_labels(features, label, KNNClassifier(k, 0.07))
     for row, expected in zip(as_rows(found), slow(features, label.tolist(), k, 0.07), strict=True):
         assert row == pytest.approx(expected, abs=1e-12)
 
@@ -91,7 +92,7 @@ def test_it_does_not_matter_how_many_images_are_looked_at_at_once(monkeypatch: p
 def test_an_image_is_never_its_own_neighbour_and_its_duplicate_is_the_first() -> None:
     features, label = unit(40, 5, 2).float(), labels_of(40, 3)
     features[31], features[5] = features[7], features[7]
-    near = score_labels(features, label, Vote(5, 0.07)).near
+    near = score_labels(features, label, KNNClassifier(5, 0.07)).near
     assert not (near == torch.arange(40)[:, None]).any()
     assert near[7, :2].tolist() == [5, 31]
     assert near[5, :2].tolist() == [7, 31]
@@ -101,7 +102,7 @@ def test_an_image_is_never_its_own_neighbour_and_its_duplicate_is_the_first() ->
 def test_duplicates_with_different_labels_make_each_other_suspect() -> None:
     features = torch.cat([unit(20, 8, 3), unit(1, 8, 4).expand(6, -1)])
     label = torch.tensor([0, 1] * 10 + [0, 0, 0, 0, 0, 1])
-    score = score_labels(features, label, Vote(5, 0.07)).score
+    score = score_labels(features, label, KNNClassifier(5, 0.07)).score
     assert int(score.argmax()) == 25
     assert score[25] > THRESHOLD
 
@@ -109,11 +110,11 @@ def test_duplicates_with_different_labels_make_each_other_suspect() -> None:
 def test_equal_votes_suggest_the_lower_class_and_equal_scores_keep_the_order_of_images() -> None:
     features = torch.tensor([[1.0, 0.0]] * 6)
     label = torch.tensor([2, 2, 1, 1, 0, 0])
-    found = score_labels(features, label, Vote(5, 0.07))
+    found = score_labels(features, label, KNNClassifier(5, 0.07))
     assert found.suggested.tolist() == [0, 0, 0, 0, 1, 1]
     assert found.near[:, 0].tolist() == [1, 0, 0, 0, 0, 0]
     data = labelled(label)
-    rows = find_label_issues(lambda split: features[: len(split)], data, least=0)
+    rows = find_label_issues(lambda split: features[: len(split)], data, min_score=0)
     assert [one.index for one in rows] == sorted(range(6), key=lambda i: (-float(found.score[i]), i))
 
 
@@ -167,7 +168,9 @@ def test_unlabelled_images_neither_vote_nor_are_judged_and_rows_are_those_of_the
     label[::3] = UNKNOWN
     known = (label != UNKNOWN).nonzero()[:, 0]
     data = labelled(label)
-    rows = find_label_issues(lambda split: features[[int(path.split(".")[0]) for path in split.paths]], data, least=0)
+    rows = find_label_issues(
+        lambda split: features[[int(path.split(".")[0]) for path in split.paths]], data, min_score=0
+    )
     assert sorted(one.index for one in rows) == known.tolist()
     assert all(one.path == f"{one.index}.png" for one in rows)
     alone = score_labels(features[known], label[known])
@@ -180,15 +183,15 @@ def test_unlabelled_images_neither_vote_nor_are_judged_and_rows_are_those_of_the
 
 def test_the_truth_is_told_and_changes_no_score() -> None:
     features, label = unit(40, 5, 8), labels_of(40, 3)
-    one = find_label_issues(lambda split: features, labelled(label), least=0)
-    other = find_label_issues(lambda split: features, labelled(label, labels_of(40, 3, seed=9)), least=0)
+    one = find_label_issues(lambda split: features, labelled(label), min_score=0)
+    other = find_label_issues(lambda split: features, labelled(label, labels_of(40, 3, seed=9)), min_score=0)
     assert [replace(row, truth=None) for row in one] == [replace(row, truth=None) for row in other]
     assert [row.truth for row in one] != [row.truth for row in other]
 
 
 def test_a_higher_threshold_calls_the_first_of_the_same_rows() -> None:
     features, data = unit(60, 4, 10), labelled(labels_of(60, 3))
-    every = find_label_issues(lambda split: features, data, least=0)
+    every = find_label_issues(lambda split: features, data, min_score=0)
     assert [one.score for one in every] == sorted((one.score for one in every), reverse=True)
     for least in (0.4, 0.7, every[5].score):
         some = find_label_issues(lambda split: features, data, least)
@@ -413,4 +416,4 @@ def test_the_help_says_the_default_and_how_the_list_is_used(capsys: pytest.Captu
     words = " ".join(capsys.readouterr().out.split())
     assert f"(default: {THRESHOLD})" in words
     assert "cmsf labels SOURCE --corrections suspects.csv" in words
-    assert VOTE.k == 100  # as docs/results/suspects.md has it
+    assert KNN.k == 100  # as docs/results/suspects.md has it

@@ -11,8 +11,7 @@ from PIL import Image
 
 from cmsf.data import Dataset, open_source
 from cmsf.data.prepare import load_dataset as load_images
-from cmsf.data.prepare import read_label_list
-from cmsf.data.sources.table import read_mapping, read_table, write_csv
+from cmsf.data.sources.table import read_label_list, read_mapping, read_table, write_csv
 from cmsf.recipes.recipe import Recipe
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput

@@ -14,9 +14,16 @@ from torch import Tensor, nn
 from cmsf.data import open_source
 from cmsf.data.labels import Labels
 from cmsf.evaluation import FeatureExtractor
-from cmsf.evaluation.transfer import evaluate_transfer, make_search, read_suite
-from cmsf.evaluation.transfer.prepare import DataSplits, part_masks, prepare, split_images
-from cmsf.evaluation.transfer.suite import PAPER, SplitRule, paper_suite
+from cmsf.evaluation.transfer import evaluate_transfer, make_tuner, read_suite
+from cmsf.evaluation.transfer.datasets import (
+    PAPER,
+    DataSplits,
+    SplitRule,
+    paper_suite,
+    part_masks,
+    prepare,
+    split_images,
+)
 from cmsf.utils.errors import BadInput
 from cmsf.utils.progress import redirect_progress
 
@@ -244,11 +251,11 @@ def network() -> nn.Module:
 def test_a_suite_is_searched_and_judged_and_test_labels_decide_nothing(birds: Path, tmp_path: Path) -> None:
     said: list[str] = []
     suite = read_suite(suite_file(birds.parent, "birds: birds\nsame: {data: birds, measure: mean per class}\n"))
-    search = make_search(tmp_path / "kept", trials=6, processes=1, seed=0, storage=None, ray=False)
+    tuner = make_tuner(tmp_path / "kept", trials=6, processes=1, seed=0, storage=None, ray=False)
     features = FeatureExtractor(network(), 16)
     told: list[str] = []
     with redirect_progress(told.append):
-        result = evaluate_transfer(features, suite, search, 0, 6, said.append)
+        result = evaluate_transfer(features, suite, tuner, 0, 6, said.append)
     assert result.accuracy["birds"] > 50
     assert "transfer 7 of 12, same, 2 of 2" in told
     assert re.fullmatch(r"transfer 12 of 12, same, 2 of 2, best \d+\.\d\d %", told[-2])
@@ -263,8 +270,8 @@ def test_a_suite_is_searched_and_judged_and_test_labels_decide_nothing(birds: Pa
     one.rename(birds / "aside")
     two.rename(one)
     (birds / "aside").rename(two)
-    search = make_search(tmp_path / "anew", trials=6, processes=1, seed=0, storage=None, ray=False)
-    other = evaluate_transfer(features, suite[:1], search, 0, 6, said.append)
+    tuner = make_tuner(tmp_path / "anew", trials=6, processes=1, seed=0, storage=None, ray=False)
+    other = evaluate_transfer(features, suite[:1], tuner, 0, 6, said.append)
     assert other.protocol["data sets"]["birds"]["settings"] == about["settings"]
     assert other.accuracy["birds"] != result.accuracy["birds"]
     report = result.report()["measures"]

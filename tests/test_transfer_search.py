@@ -16,9 +16,9 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from cmsf.evaluation.linear import LinearClassifier
-from cmsf.evaluation.transfer import study as study_module
-from cmsf.evaluation.transfer.search import SearchResult, search
+from cmsf.evaluation.transfer import tune as tune_module
 from cmsf.evaluation.transfer.trial import Problem, Settings, fit, validation_accuracy
+from cmsf.evaluation.transfer.tune import TuningResult, tune
 from cmsf.utils.errors import BadInput
 
 
@@ -50,7 +50,7 @@ def finished(trials: list[optuna.trial.FrozenTrial]) -> dict[int, dict[str, floa
 
 def test_the_same_seed_gives_the_same_search_and_another_does_not(tmp_path: Path) -> None:
     def drawn(file: str, seed: int) -> list[dict[str, float]]:
-        search(small_problem(), "a", 12, tmp_path / file, 1, seed)
+        tune(small_problem(), "a", 12, tmp_path / file, 1, seed)
         return [trial.params for trial in kept(tmp_path / file)]
 
     first = drawn("first", 0)
@@ -60,7 +60,7 @@ def test_the_same_seed_gives_the_same_search_and_another_does_not(tmp_path: Path
 
 def test_the_best_is_the_best_completed_trial_and_its_value_can_be_had_again(tmp_path: Path) -> None:
     problem = small_problem(per_class=True)
-    found = search(problem, "a", 25, tmp_path / "journal", 1, 0)
+    found = tune(problem, "a", 25, tmp_path / "journal", 1, 0)
     complete = [trial for trial in kept(tmp_path / "journal") if trial.state is TrialState.COMPLETE]
     assert found.value == max(trial.value for trial in complete)
     layer = fit(problem.train, problem.train_label, 3, found.best)
@@ -70,46 +70,46 @@ def test_the_best_is_the_best_completed_trial_and_its_value_can_be_had_again(tmp
 
 def test_hopeless_trials_are_pruned_and_only_if_asked_for(tmp_path: Path) -> None:
     problem = small_problem()
-    found = search(problem, "a", 20, tmp_path / "pruned", 1, 0)
+    found = tune(problem, "a", 20, tmp_path / "pruned", 1, 0)
     assert found.trials["pruned"] > 0
     best = found.value
     lost = [trial for trial in kept(tmp_path / "pruned") if trial.state is TrialState.PRUNED]
     assert any(max(trial.intermediate_values.values()) < best for trial in lost)
-    assert search(problem, "a", 20, tmp_path / "all", 1, 0, prune=False).trials["pruned"] == 0
+    assert tune(problem, "a", 20, tmp_path / "all", 1, 0, prune=False).trials["pruned"] == 0
 
 
 def test_a_search_goes_on_where_it_was_and_a_finished_one_is_returned_at_once(tmp_path: Path) -> None:
     problem, journal = small_problem(), tmp_path / "journal"
-    search(problem, "a", 5, journal, 1, 0)
+    tune(problem, "a", 5, journal, 1, 0)
     before = finished(kept(journal))
-    more = search(problem, "a", 9, journal, 1, 0)
+    more = tune(problem, "a", 9, journal, 1, 0)
     after = finished(kept(journal))
     assert len(after) == 9
     assert before.items() <= after.items()
-    again = search(problem, "a", 9, journal, 1, 0)
+    again = tune(problem, "a", 9, journal, 1, 0)
     assert (again.best, again.value, again.trials) == (more.best, more.value, more.trials)
     assert finished(kept(journal)) == after
-    search(problem, "uninterrupted", 9, journal, 1, 0)
+    tune(problem, "uninterrupted", 9, journal, 1, 0)
     assert finished(kept(journal, "uninterrupted")) == after
 
 
 def test_two_processes_share_the_trials_and_print_nothing_where_there_is_no_terminal(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    found = search(small_problem(), "a", 16, tmp_path / "journal", 2, 0)
+    found = tune(small_problem(), "a", 16, tmp_path / "journal", 2, 0)
     trials = kept(tmp_path / "journal")
     assert len(finished(trials)) == 16
     assert found.trials["complete"] + found.trials["pruned"] == 16
     assert len({tuple(trial.params.values()) for trial in trials}) == len(trials)
-    assert isinstance(found, SearchResult)
+    assert isinstance(found, TuningResult)
     assert isinstance(found.best, Settings)
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_database_will_do_and_processes_may_share_it(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/search.db"
-    search(small_problem(), "a", 3, url, 1, 0)
-    found = search(small_problem(), "a", 8, url, 2, 0)
+    tune(small_problem(), "a", 3, url, 1, 0)
+    found = tune(small_problem(), "a", 8, url, 2, 0)
     assert found.trials == {"complete": found.trials["complete"], "pruned": 8 - found.trials["complete"], "failed": 0}
     assert len(finished(optuna.load_study(study_name="a", storage=url).trials)) == 8
 
@@ -124,9 +124,9 @@ def test_trials_that_another_machine_runs_are_counted_and_given_up_when_it_dies(
         other = RDBStorage(url, heartbeat_interval=1, grace_period=2)
         theirs = optuna.create_study(storage=other, study_name="a", direction="maximize").ask()
     other.record_heartbeat(theirs._trial_id)
-    monkeypatch.setattr("cmsf.evaluation.transfer.study._HEARTBEAT", 1)
+    monkeypatch.setattr("cmsf.evaluation.transfer.tune._HEARTBEAT", 1)
     begun = time.monotonic()
-    found = search(small_problem(), "a", 3, url, 1, 0)
+    found = tune(small_problem(), "a", 3, url, 1, 0)
     assert time.monotonic() - begun > 3
     assert found.trials["complete"] + found.trials["pruned"] == 3
     assert found.trials["failed"] == 1
@@ -135,14 +135,14 @@ def test_trials_that_another_machine_runs_are_counted_and_given_up_when_it_dies(
 def test_of_two_processes_that_begin_the_last_trial_at_once_the_second_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study_module, "_needs_trial", lambda *_, turns=iter([True] * 4 + [False]): next(turns))
-    found = search(small_problem(), "a", 3, tmp_path / "journal", 1, 0, prune=False)
+    monkeypatch.setattr(tune_module, "_needs_trial", lambda *_, turns=iter([True] * 4 + [False]): next(turns))
+    found = tune(small_problem(), "a", 3, tmp_path / "journal", 1, 0, prune=False)
     assert found.trials == {"complete": 3, "pruned": 0, "failed": 0}
     assert len(kept(tmp_path / "journal")) == 4
 
 
 def search_on(journal: Path, processes: int) -> None:
-    search(small_problem(2000), "a", 400, journal, processes, 0)
+    tune(small_problem(2000), "a", 400, journal, processes, 0)
 
 
 def started(folder: Path, journal: Path, processes: int) -> Started:
@@ -187,7 +187,7 @@ def test_a_killed_search_loses_no_finished_trial(tmp_path: Path, processes: int)
         file.write(b'{"op_code":4,"wor')  # as if it had been killed while it wrote
     before = finished(kept(journal))
     wanted = len(before) + 3
-    found = search(small_problem(2000), "a", wanted, journal, 1, 0)
+    found = tune(small_problem(2000), "a", wanted, journal, 1, 0)
     trials = kept(journal)
     assert before.items() <= finished(trials).items()
     assert len(finished(trials)) == wanted == found.trials["complete"] + found.trials["pruned"]
@@ -221,7 +221,7 @@ def test_a_journal_is_for_one_search_at_a_time(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     process = started(tmp_path, journal, 1)
     with pytest.raises(BadInput, match="another search is using it"):
-        search(small_problem(2000), "a", 400, journal, 1, 0)
+        tune(small_problem(2000), "a", 400, journal, 1, 0)
     process.kill()
     process.wait()
 
@@ -231,7 +231,7 @@ def test_a_damaged_journal_is_said_to_be_and_left_as_it_is(tmp_path: Path, conte
     journal = tmp_path / "journal"
     journal.write_bytes(content)
     with pytest.raises(BadInput, match="not a readable search journal"):
-        search(small_problem(), "a", 1, journal, 1, 0)
+        tune(small_problem(), "a", 1, journal, 1, 0)
     assert journal.read_bytes() == content
 
 
@@ -245,18 +245,18 @@ def test_a_damaged_journal_is_said_to_be_and_left_as_it_is(tmp_path: Path, conte
 )
 def test_a_database_that_cannot_be_reached_is_said_to_be(url: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        search(small_problem(), "a", 1, url, 1, 0)
+        tune(small_problem(), "a", 1, url, 1, 0)
 
 
 def test_no_trials_are_no_search(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="at least 1 trial, not 0"):
-        search(small_problem(), "a", 0, tmp_path / "journal", 1, 0)
+        tune(small_problem(), "a", 0, tmp_path / "journal", 1, 0)
 
 
 def test_a_search_of_other_images_is_not_gone_on_with(tmp_path: Path) -> None:
-    search(small_problem(), "a", 1, tmp_path / "journal", 1, 0)
+    tune(small_problem(), "a", 1, tmp_path / "journal", 1, 0)
     with pytest.raises(BadInput, match="begun on other images"):
-        search(small_problem(90), "a", 2, tmp_path / "journal", 1, 0)
+        tune(small_problem(90), "a", 2, tmp_path / "journal", 1, 0)
 
 
 def test_the_measure_is_top_1_or_its_mean_over_classes() -> None:

@@ -21,7 +21,7 @@ from cmsf.method.build import make_encoders, make_loss
 from cmsf.models.backbones import make_backbone
 from cmsf.models.encoders import Encoders
 from cmsf.models.weights import PretrainedWeights, is_timm_name, load_pretrained, load_strict
-from cmsf.recipes.recipe import Recipe, Resolved
+from cmsf.recipes.recipe import Recipe, ResolvedRecipe
 from cmsf.training.resolve import resolve
 from cmsf.training.signals import Stopped
 from cmsf.utils.errors import BadInput
@@ -49,15 +49,15 @@ def weights_of(name: str, seed: int = 7, **options: Any) -> dict[str, Tensor]:
     return {key: value.clone() for key, value in state.items()}
 
 
-def small_recipe(backbone: str = "small-residual", **changes: Any) -> Resolved:
+def small_recipe(backbone: str = "small-residual", **changes: Any) -> ResolvedRecipe:
     return resolve(Recipe(backbone=backbone, size=32, epochs=1).changed(changes), noise(30, 6), 32)
 
 
-def encoders_of(recipe: Resolved, start: PretrainedWeights | None = None) -> Encoders:
+def encoders_of(recipe: ResolvedRecipe, start: PretrainedWeights | None = None) -> Encoders:
     return make_encoders(recipe, make_loss(recipe), 3, start)
 
 
-def started(recipe: Resolved, init: str | Path) -> dict[str, Tensor]:
+def started(recipe: ResolvedRecipe, init: str | Path) -> dict[str, Tensor]:
     """The backbone's tensors after starting from there."""
     start = load_pretrained(str(init), recipe.backbone, recipe.size)
     return encoders_of(recipe, start).online.backbone.state_dict()
@@ -274,7 +274,7 @@ def test_a_run_starts_from_a_file_and_says_so_wherever_it_is_asked(
     monkeypatch.chdir(tmp_path)
     run = cmsf.train("msf-small", bars, "run", quiet=True, init="weights.safetensors", **(TINY | {"lr": 1e-12}))
     assert run.recipe.init == str(tmp_path / "weights.safetensors")
-    assert Resolved.from_yaml(run.recipe.to_yaml(), "test") == run.recipe
+    assert ResolvedRecipe.from_yaml(run.recipe.to_yaml(), "test") == run.recipe
     environment = json.loads(run.folder.environment_file.read_text())
     assert environment["init_sha256"] == PretrainedWeights("", state).sha256
     trained = safetensors.torch.load_file(run.folder.backbone_file)

@@ -7,15 +7,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from cmsf.data import DataRequest, open_source
+from cmsf.data import DataConfig, Dataset, open_source
 from cmsf.data.loader import worker_count
 from cmsf.evaluation.finetune import FINE_TUNE_MODES, FineTuneMode, FineTuneSettings
 from cmsf.method.build import make_learner, pretrained_weights
+from cmsf.method.learner import Learner
 from cmsf.models.weights import is_timm_name
 from cmsf.recipes import get_recipe, has_scale
-from cmsf.recipes.recipe import Recipe, british
+from cmsf.recipes.recipe import Recipe, ResolvedRecipe, british
 from cmsf.report.write import LiveReport, write_report
 from cmsf.runs.classifier import Classifier, FinetuneOptions, finetune_run
 from cmsf.runs.environment import BANK_SHARDED, INIT_SHA256, describe_environment
@@ -74,52 +76,22 @@ def train(
     with screen.bars(), init_process_group(world, where):
         if not world.is_main:
             world.barrier()  # until the first process has made the folder, which says how images are kept
-        request = DataRequest.of(data, labels, val)
-        source = open_source(data)
+        data_config, source = DataConfig.resolve(data, labels, val), open_source(data)
         side = source.median_side()
-        if isinstance(recipe, str):
-            name, recipe = recipe, get_recipe(recipe, small_images=side <= LARGEST_SMALL_IMAGE)
-            out = Path("runs") / (Path(name).stem if has_scale(name) else recipe.name) if out is None else out
-            if not has_scale(name):
-                screen.print(f"{name} is {recipe.name} here: the images are {side} px on their shorter side")
-        recipe = _with_absolute_paths(recipe.changed(changes))
-        folder = RunFolder(Path("runs") / recipe.name if out is None else expand_user(out))
+        chosen, path = _choose_recipe(recipe, changes, side, out, screen)
+        folder = RunFolder(path)
         folder.check_free()
-
-        images = folder.load_images(source, request, recipe, view_size(recipe, side))
-        if folder.exists() and folder.request() == request:  # before their number decides what fits
+        images = folder.load_images(source, data_config, chosen, view_size(chosen, side))
+        if folder.exists() and folder.data_config() == data_config:  # before their number decides what fits
             folder.check_same_paths(images, "start another run")
-        shares = world.size if bank_sharded else 1
-        resolved = resolve(recipe, images, side, world.local_size, shares, world.size)
+        resolved = resolve(chosen, images, side, world.local_size, world.size if bank_sharded else 1, world.size)
         for line in images.describe():
             screen.print(line)
-        environment = describe_environment(request, resolved, str(where), world.size, bank_sharded)
-        differences = folder.check_same_recipe(resolved, environment) if folder.exists() else []
-        start = None if folder.has_checkpoint() else pretrained_weights(resolved)
-        if start is not None:
-            environment[INIT_SHA256] = start.sha256
-            if folder.exists():
-                folder.check_same_start(start)
-            if start.note:
-                screen.print(start.note)
-        # What cannot be built leaves no folder behind.
-        learner = make_learner(resolved, images.train.label, where, start, world, bank_sharded)
-        if resolved.batch_size < world.size:
-            raise BadInput(
-                f"--batch-size {resolved.batch_size} is less than {world.size} processes; "
-                "use a larger --batch-size, or fewer processes"
-            )
-        if not folder.exists():
-            if not world.is_main:
-                raise BadInput(
-                    f"process {world.rank} of {world.size} does not see {folder.path}; the run folder must be on a "
-                    "file system that all of them share"
-                )
-            folder.create(resolved, environment, images)
+        learner, differences = _open_run(folder, data_config, resolved, images, where, world, bank_sharded, screen)
         with folder.locked() if world.is_main else nullcontext():
             if world.is_main:
                 world.barrier()
-            world.fail_together(lambda: folder.check_same_images(images))
+            world.raise_on_all_ranks(lambda: folder.check_same_images(images))
             if folder.is_complete():
                 screen.print(f"{folder.path} is complete already; remove it to train again")
             else:
@@ -133,6 +105,65 @@ def train(
         with screen.bars():
             write_report([run], folder.report_file, device, workers, screen.print)
     return run
+
+
+def _choose_recipe(
+    recipe: str | Recipe, changes: dict[str, Any], side: int, out: str | Path | None, screen: Screen
+) -> tuple[Recipe, Path]:
+    """Returns the recipe, of the scale that suits images of this side, with the changes, and the run folder's path."""
+    default = None
+    if isinstance(recipe, str):
+        name, recipe = recipe, get_recipe(recipe, small_images=side <= LARGEST_SMALL_IMAGE)
+        default = Path(name).stem if has_scale(name) else recipe.name
+        if not has_scale(name):
+            screen.print(f"{name} is {recipe.name} here: the images are {side} px on their shorter side")
+    recipe = recipe.changed(changes)
+    # So that the recipe works from any directory.
+    if recipe.coarse_labels not in ("none", "wordnet"):
+        recipe = replace(recipe, coarse_labels=str(expand_user(recipe.coarse_labels).absolute()))
+    if recipe.init != "none" and not is_timm_name(recipe.init):
+        recipe = replace(recipe, init=str(expand_user(recipe.init).absolute()))
+    return recipe, Path("runs", default or recipe.name) if out is None else expand_user(out)
+
+
+def _open_run(
+    folder: RunFolder,
+    data_config: DataConfig,
+    recipe: ResolvedRecipe,
+    images: Dataset,
+    device: torch.device,
+    world: World,
+    bank_sharded: bool,
+    screen: Screen,
+) -> tuple[Learner, list[str]]:
+    """Builds the learner and creates the run folder, or checks that an existing one is of the same run.
+
+    Returns the learner as it is at step 0, and what keeps a resumed run from being bit for bit.
+    """
+    environment = describe_environment(data_config, recipe, str(device), world.size, bank_sharded)
+    differences = folder.check_same_recipe(recipe, environment) if folder.exists() else []
+    start = None if folder.has_checkpoint() else pretrained_weights(recipe)
+    if start is not None:
+        environment[INIT_SHA256] = start.sha256
+        if folder.exists():
+            folder.check_same_start(start)
+        if start.note:
+            screen.print(start.note)
+    # What cannot be built leaves no folder behind.
+    learner = make_learner(recipe, images.train.label, device, start, world, bank_sharded)
+    if recipe.batch_size < world.size:
+        raise BadInput(
+            f"--batch-size {recipe.batch_size} is less than {world.size} processes; "
+            "use a larger --batch-size, or fewer processes"
+        )
+    if not folder.exists():
+        if not world.is_main:
+            raise BadInput(
+                f"process {world.rank} of {world.size} does not see {folder.path}; the run folder must be on a "
+                "file system that all of them share"
+            )
+        folder.create(recipe, environment, images)
+    return learner, differences
 
 
 def resume(
@@ -155,11 +186,11 @@ def resume(
     if previous.folder.is_complete() and not given.get("report"):
         screen.print(f"{previous.path} is complete already; remove it to train again")
         return previous
-    kept = previous.folder.request()
+    kept = previous.folder.data_config()
     if data is None or (val is None and kept.val is not None):
-        previous.request()  # which refuses what would run a command
+        previous.data_config()  # which refuses what would run a command
     sources = {"data": data, "labels": labels, "val": val}
-    named = {name: getattr(DataRequest.of(**sources), name) for name, value in sources.items() if value is not None}
+    named = {name: getattr(DataConfig.resolve(**sources), name) for name, value in sources.items() if value is not None}
     given = british(given)
     named |= {name: given.pop(name) for name in [*given] if name in asdict(previous.recipe)}
     recorded = asdict(kept) | asdict(previous.recipe)
@@ -215,12 +246,17 @@ def finetune(
         to convergence.
     """
     source = Run(run)
-    settings = _finetune_options(source, rounds, tune, random_weights, epochs, lr, seed)
-    screen, folder = Screen(quiet=quiet), RunFolder(_beside(source.path) if out is None else expand_user(out))
+    options = _finetune_options(source, rounds, tune, random_weights, epochs, lr, seed)
+    if out is None:
+        path = source.path if source.path.name not in ("", "..") else source.path.resolve()
+        out = path.with_name(f"{path.name}-classifier")
+    screen, folder = Screen(quiet=quiet), RunFolder(expand_user(out))
     folder.check_new()
     with screen.bars():
-        finetune_run(source, settings, folder, data, labels, pick_device(device), worker_count(workers), screen.print)
-    return Classifier(folder.path)
+        result = finetune_run(
+            source, options, folder, data, labels, pick_device(device), worker_count(workers), screen.print
+        )
+    return Classifier(folder.path, result)
 
 
 def load(run: str | Path, device: str = "cpu") -> nn.Module:
@@ -228,22 +264,14 @@ def load(run: str | Path, device: str = "cpu") -> nn.Module:
     return Run(run).backbone(device)
 
 
-def _beside(run: Path) -> Path:
-    named = run if run.name not in ("", "..") else run.resolve()
-    return named.with_name(f"{named.name}-classifier")
-
-
-def _with_absolute_paths(recipe: Recipe) -> Recipe:
-    """Makes the paths of a class mapping and of weights absolute, so that the recipe works from any directory."""
-    if recipe.coarse_labels not in ("none", "wordnet"):
-        recipe = replace(recipe, coarse_labels=str(expand_user(recipe.coarse_labels).absolute()))
-    if recipe.init != "none" and not is_timm_name(recipe.init):
-        recipe = replace(recipe, init=str(expand_user(recipe.init).absolute()))
-    return recipe
-
-
 def _finetune_options(
-    run: Run, rounds: int, tune: str, random_weights: bool, epochs: int | None, lr: float | None, seed: int | None
+    run: Run,
+    rounds: int,
+    tune: FineTuneMode,
+    random_weights: bool,
+    epochs: int | None,
+    lr: float | None,
+    seed: int | None,
 ) -> FinetuneOptions:
     """Checks the values; those of a recipe's fields have the same bounds."""
     given = {"epochs": epochs, "lr": lr, "seed": seed}
@@ -252,14 +280,8 @@ def _finetune_options(
     if tune == "linear" and (epochs is not None or lr is not None):
         flag = "--epochs" if lr is None else "--lr"
         raise BadInput(f"{flag} is for --tune whole and head; a linear layer is fitted to convergence; leave it out")
-    kind = next((name for name in FINE_TUNE_MODES if name == tune), None)
-    if kind is None:
+    if tune not in FINE_TUNE_MODES:
         hint = did_you_mean(str(tune), FINE_TUNE_MODES, f"use {', '.join(FINE_TUNE_MODES)}")
         raise BadInput(f"invalid value --tune {tune}; {hint}")
-    return FinetuneOptions(
-        rounds,
-        kind,
-        random_weights,
-        run.recipe.seed if seed is None else seed,
-        FineTuneSettings().with_overrides(epochs, lr),
-    )
+    seed = run.recipe.seed if seed is None else seed
+    return FinetuneOptions(rounds, tune, random_weights, seed, FineTuneSettings().with_overrides(epochs, lr))

@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 
 from cmsf.cli import run_command
-from cmsf.evaluation.transfer.suite import read_suite
+from cmsf.evaluation.transfer.datasets import read_suite
 from cmsf.models.backbones import make_backbone
 from cmsf.models.weights import load_pretrained
 from hostile import canary, text
@@ -809,7 +809,7 @@ def suite_file(stock: Stock, box: Box, random: Random) -> Case:
         )
 
     def action() -> int:
-        from cmsf.evaluation.transfer.prepare import open_set
+        from cmsf.evaluation.transfer.datasets import open_set
 
         for dataset in read_suite(file):
             open_set(dataset, 0)

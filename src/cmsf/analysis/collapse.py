@@ -1,4 +1,4 @@
-"""Collapse: embeddings that become the same for every image, or differ along one line only."""
+"""Statistics of embeddings, and collapse: they become the same for every image, or differ along one line only."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ RANK_FLOOR = 1.5
 labels has no minimal rank."""
 CHECKS = 5
 """Consecutive checks below a floor that make a collapse."""
+_BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,25 @@ def effective_rank(embedding: Float[Tensor, "n d"]) -> float:
     singular = torch.linalg.eigvalsh(product).clamp_min(0).sqrt()
     total = singular.sum()
     return float(torch.special.entr(singular / total).sum().exp()) if total > 0 else 0.0
+
+
+def alignment(first: Float[Tensor, "n d"], second: Float[Tensor, "n d"]) -> float:
+    """Returns the mean squared distance between two views of the same images (Wang and Isola 2020, α = 2)."""
+    return float((first.cpu().double() - second.cpu().double()).square().sum(1).mean())
+
+
+def uniformity(embedding: Float[Tensor, "n d"]) -> float:
+    """Returns log of the mean of exp(-2 |x - y|²) over pairs (Wang and Isola 2020): 0 for a point, -4 for a sphere."""
+    count = len(embedding)
+    if count < 2:
+        return math.nan
+    embedding = embedding.cpu().double()
+    total = 0.0
+    for start in range(0, count, _BLOCK):
+        part = embedding[start : start + _BLOCK]
+        # Without the pairs of an image and itself, which are exp(0) each.
+        total += float(torch.exp(-2 * torch.cdist(part, embedding).square()).sum()) - len(part)
+    return math.log(max(total, math.ulp(0.0)) / (count * (count - 1)))
 
 
 @dataclass

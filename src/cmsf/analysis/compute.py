@@ -8,11 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PAPERS_PASS = 3.9e9
-"""Multiply-adds of ResNet-50 for an image of 224 px, by the paper.
-
-That is the original network (3.86e9). The usual one today, ours too, has the stride of a block in its 3×3 convolution
-instead of the 1×1 before it, and 4.09e9.
-"""
+"""Multiply-adds of ResNet-50 for an image of 224 px, by the paper: of the original network (3.86e9). The usual one
+today, ours too, has the stride of a block in its 3×3 convolution instead of the 1×1 before it, and 4.09e9."""
 PAPERS_SIDE = 224
 
 
@@ -36,14 +33,15 @@ class Passes:
 
 @dataclass(frozen=True)
 class Compute:
-    """Compute of so many iterations; a pass is that of one image of full size, in one direction."""
+    """Compute of so many iterations; a pass is that of one image of full size, in one direction.
+
+    labelled: of the labelled images that a loss asks for beside the batch. per_pass: multiply-adds of a forward pass.
+    """
 
     unlabelled: Passes
     iterations: int
     labelled: Passes = Passes()
-    """Of the labelled images that a loss asks for beside the batch."""
     per_pass: float = PAPERS_PASS
-    """Multiply-adds of a forward pass."""
 
     @property
     def mini_batch(self) -> float:

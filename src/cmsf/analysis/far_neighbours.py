@@ -42,12 +42,12 @@ class FarNeighbours:
 
     def in_older_bank(self, k: int) -> RankedImages:
         """Returns the nearest in M′, by companions, with the ranks of the same images in M."""
-        assert self.query.companion is not None
-        assert self.rows.companion is not None
+        query, rows = self.query.companion, self.rows.companion
+        assert query is not None
+        assert rows is not None
         allowed = self.rows.exists & self.rows.has_companion
         others = OwnRow(self.own.position, included=False)
-        companion = self.query.companion
-        return self._ranked(nearest_vectors(companion, self.rows.companion, allowed, self.rows.index, k, others))
+        return self._ranked(nearest_vectors(query, rows, allowed, self.rows.index, k, others))
 
     def constrained(self, constraint: Constraint, k: int) -> RankedImages:
         """Returns the nearest in C."""

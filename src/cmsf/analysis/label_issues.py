@@ -1,7 +1,6 @@
-"""Label issues: labels that the vote of an image's nearest neighbours contradicts.
+"""Label issues: labels that an image's nearest neighbours contradict, by the best other class against the label.
 
-The score is that of the best other class against the label; docs/results/suspects.md has the other scores that were
-tried, and how k was chosen.
+docs/results/suspects.md has the other scores that were tried, and how k was chosen.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from torch import Tensor
 from cmsf.analysis.neighbor_graph import NeighborGraph
 from cmsf.data import Dataset, Split
 from cmsf.data.labels import Labels
-from cmsf.evaluation.knn import Vote, k_nearest
+from cmsf.evaluation.knn import KNNClassifier, k_nearest
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
 from cmsf.utils.progress import track
 
-VOTE = Vote(100, temperature=0.07)
+KNN = KNNClassifier(100, temperature=0.07)
 """k is so large that a tiny share of the votes can be told from none; nearer neighbours weigh more."""
 _PRIOR = 0.1
 """Weight of the class frequencies that are added to the votes, so that no share is 0."""
@@ -53,79 +52,71 @@ class LabelScores:
 
 @dataclass(frozen=True)
 class Suspect:
-    """An image with its label, and the class that its neighbours suggest."""
+    """An image with its label, and the class that its neighbours suggest.
+
+    index, near: of the image and of its nearest labelled ones, among the training images.
+    truth: the true class by the names of labels, where it is known; no score depends on it.
+    """
 
     path: str
     index: int
-    """Among the training images."""
     label: str
     suggested: str
     score: float
     label_share: float
     suggested_share: float
     near: tuple[int, ...]
-    """Indices of its nearest neighbours among the labelled training images."""
     truth: str | None = None
-    """The true class by the names of labels, where it is known; no score depends on it."""
 
 
 def find_label_issues(
-    features: Callable[[Split], Tensor], data: Dataset, least: float = THRESHOLD, graph: NeighborGraph | None = None
+    features: Callable[[Split], Tensor], data: Dataset, min_score: float = THRESHOLD, graph: NeighborGraph | None = None
 ) -> list[Suspect]:
-    """Returns the labelled training images with a score of `least` or above, highest first; with least=0, all of them.
-
-    Equal scores are in the order of the images.
+    """Returns the labelled training images with `min_score` or above, highest first; equal scores in their order.
 
     graph: neighbours of all training images, which then are not searched again.
     """
     images = data.train.labelled
     split = data.train.subset(images)
+    if not len(split):
+        raise BadInput(f"the training images of {data.name} have no labels to check; give a list with --labels")
     if len(split.label.unique()) < 2:
-        raise BadInput(_too_few_classes(data, split))
-    nearest = None if graph is None else graph.among(images, data.train.label != UNKNOWN, VOTE.k)
+        name = data.label_names[int(split.label[0])]
+        raise BadInput(f"all {len(split)} labelled images of {data.name} are {name!r}; at least two classes are needed")
+    nearest = None if graph is None else graph.among(images, data.train.label != UNKNOWN, KNN.k)
     scores = score_labels(features(split), split.label, graph=nearest)
     order = scores.score.argsort(descending=True, stable=True)
-    order = order[scores.score[order] >= least]
+    order = order[scores.score[order] >= min_score]
     names = data.label_names
-    truth = Labels(data.as_label(split.truth), names).to_names()
-    label, suggested, near = split.label.tolist(), scores.suggested.tolist(), images[scores.near].tolist()
-    score, label_share, suggested_share = (
-        column.tolist() for column in (scores.score, scores.label_share, scores.suggested_share)
-    )
+    truth = Labels(data.as_label(data.train.truth), names).to_names()
+    near = images[scores.near]
+    columns = (images, split.label, scores.suggested, scores.score, scores.label_share, scores.suggested_share, near)
+    rows = zip(*(column[order].tolist() for column in columns), strict=True)
     return [
-        Suspect(
-            path=split.paths[row],
-            index=int(images[row]),
-            label=names[label[row]],
-            suggested=names[suggested[row]],
-            score=score[row],
-            label_share=label_share[row],
-            suggested_share=suggested_share[row],
-            near=tuple(near[row]),
-            truth=truth[row],
-        )
-        for row in order.tolist()
+        Suspect(data.train.paths[i], i, names[label], names[other], score, share, other_share, tuple(close), truth[i])
+        for i, label, other, score, share, other_share, close in rows
     ]
 
 
 def score_labels(
-    features: Float[Tensor, "n f"], label: Int[Tensor, " n"], vote: Vote = VOTE, graph: NeighborGraph | None = None
+    features: Float[Tensor, "n f"],
+    label: Int[Tensor, " n"],
+    knn: KNNClassifier = KNN,
+    graph: NeighborGraph | None = None,
 ) -> LabelScores:
     """Scores every label by the votes of all other images; features are unit vectors, and all labels are known.
 
     With p_c a class's share of the weighted vote and π_c its share of the other images, q_c = p_c + π_c/10 is its
     support, and the score is q_b / (q_b + q_y): the label y against b, the best other class.
-
     graph: the neighbours that vote; by default they are searched.
     """
     classes = int(label.max()) + 1
     members = label.bincount(minlength=classes)
     parts: list[tuple[Tensor, ...]] = []
     done = 0
-    for near, similarity in _nearest(features, vote.k) if graph is None else graph.batches():
-        mine = label[done : done + len(near), None]
-        votes = vote.count(label[near], similarity, classes)
-        parts.append((*_score(votes, mine, members), near[:, :_NEAREST]))
+    for near, similarity in _nearest(features, knn.k) if graph is None else graph.batches():
+        votes = knn.scores(label[near], similarity, classes)
+        parts.append((*_score(votes, label[done : done + len(near), None], members), near[:, :_NEAREST]))
         done += len(near)
     return LabelScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
@@ -149,13 +140,6 @@ def _score(
     return score, suggested, share.gather(1, mine)[:, 0], share.gather(1, suggested[:, None])[:, 0]
 
 
-def _too_few_classes(data: Dataset, split: Split) -> str:
-    if not len(split):
-        return f"the training images of {data.name} have no labels to check; give a list with --labels"
-    name = data.label_names[int(split.label[0])]
-    return f"all {len(split)} labelled images of {data.name} are {name!r}; at least two classes are needed"
-
-
 @dataclass(frozen=True)
 class DetectionCounts:
     """Numbers of images that are called suspects, of labels that are wrong by the truth, and of both."""
@@ -173,10 +157,10 @@ class DetectionCounts:
         return self.both / max(1, self.wrong)
 
 
-def compare_with_truth(every: Sequence[Suspect], least: float) -> DetectionCounts | None:
+def compare_with_truth(every: Sequence[Suspect], min_score: float) -> DetectionCounts | None:
     """Counts the images whose true class is known; None where no label differs from it."""
     known = [image for image in every if image.truth is not None]
-    called = [image for image in known if image.score >= least]
+    called = [image for image in known if image.score >= min_score]
     wrong, both = (sum(image.truth != image.label for image in images) for images in (known, called))
     return DetectionCounts(len(called), wrong, both) if wrong else None
 

@@ -27,7 +27,6 @@ class NeighbourhoodStats:
     """The purity of each query's neighbours, and the rank of the last constrained one.
 
     A purity is in [0, 1], and NaN where no class is known; a query without neighbours has no rank.
-
     as_far: the purity of the bank's nearest up to the median of these ranks: of reaching as far without a constraint.
     chosen: whether the loss chooses neighbours at all; else only the bank's nearest have a meaning.
     """
@@ -51,12 +50,10 @@ def neighbourhood_stats(
     """Compares S_i with as many neighbours out of the whole bank (Figure "Purity", Table 1 right)."""
     row = neighbours.row
     if row is None:  # S_i is all of C_i, which was not listed
-        largest = max(1, int(neighbours.count.max()))
-        row = bank.search(query, constraint, largest, include_query).row
-    assert row is not None
-    everywhere = bank.search(query, Unconstrained(), row.shape[1], include_query).row
-    assert everywhere is not None
-    everywhere = everywhere.masked_fill(row == UNKNOWN, UNKNOWN)
+        row = _nearest(query, bank, constraint, max(1, int(neighbours.count.max())), include_query)
+    everywhere = _nearest(query, bank, Unconstrained(), row.shape[1], include_query).masked_fill(
+        row == UNKNOWN, UNKNOWN
+    )
     rank = rank_of_last(query, bank, row)
     as_far = torch.full((len(query),), torch.nan, dtype=torch.float64)
     if len(rank) and neighbours.row is not None:  # all of C may reach to the end of the bank
@@ -73,10 +70,14 @@ def _purity_to(query: Rows, bank: MemoryBank, count: int, truth: Int[Tensor, " n
     purities = []
     for start in range(0, len(query), step):
         part = query[start : start + step]
-        row = bank.search(part, Unconstrained(), count, include_query=counted).row
-        assert row is not None
-        purities.append(purity(part, bank.index, row, truth))
+        purities.append(purity(part, bank.index, _nearest(part, bank, Unconstrained(), count, counted), truth))
     return torch.cat(purities)
+
+
+def _nearest(query: Rows, bank: MemoryBank, constraint: Constraint, k: int, include_query: bool) -> Int[Tensor, "b k"]:
+    row = bank.search(query, constraint, k, include_query).row
+    assert row is not None
+    return row
 
 
 def median_rank(rank: Int[Tensor, " q"]) -> int:
@@ -102,7 +103,7 @@ def purity(
 
 def histogram(ranks: Int[Tensor, " q"]) -> list[int]:
     """Counts the neighbours of rank 1, 2, … to 100; farther ones are left out."""
-    return [int(count) for count in torch.bincount(ranks.clamp_max(HISTOGRAM_TO + 1), minlength=HISTOGRAM_TO + 2)[1:-1]]
+    return ranks.clamp_max(HISTOGRAM_TO + 1).bincount(minlength=HISTOGRAM_TO + 2)[1:-1].tolist()
 
 
 def rank_of_last(query: Rows, bank: MemoryBank, row: Int[Tensor, "b k"]) -> Int[Tensor, " q"]:

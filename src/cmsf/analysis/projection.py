@@ -27,9 +27,6 @@ def umap(features: Float[Tensor, "n d"]) -> Float[Tensor, "n 2"]:
     return torch.from_numpy(UMAP(metric="cosine", random_state=0, n_jobs=1).fit_transform(features.cpu().numpy()))
 
 
-Project = Callable[[Tensor], Tensor]
-
-
-def projections() -> dict[str, Project]:
+def projections() -> dict[str, Callable[[Tensor], Tensor]]:
     """Returns the projections that are installed, by name."""
     return {"PCA": pca, "UMAP": umap} if find_spec("umap") is not None else {"PCA": pca}

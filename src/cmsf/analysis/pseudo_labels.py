@@ -30,12 +30,9 @@ def count_guesses(guess: PseudoLabelOutput, truth: Int[Tensor, " n"]) -> Int[Ten
 def summarise_guesses(counts: Int[Tensor, " counts"]) -> dict[str, float]:
     """Returns shares from the counts of one batch, or from their sum over many; NaN where the whole is empty."""
     images, confident, known, correct, known_confident, correct_confident = counts.tolist()
-    return {
-        "pseudo_share": _share(confident, images),
-        "pseudo_accuracy_confident": _share(correct_confident, known_confident),
-        "pseudo_accuracy_all": _share(correct, known),
+    shares = {
+        "pseudo_share": (confident, images),
+        "pseudo_accuracy_confident": (correct_confident, known_confident),
+        "pseudo_accuracy_all": (correct, known),
     }
-
-
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else math.nan
+    return {name: part / whole if whole else math.nan for name, (part, whole) in shares.items()}

@@ -18,28 +18,27 @@ MULTI_CROP = 3.1
 
 @dataclass(frozen=True)
 class Calculation:
-    """A row of the supplement's table "ResNet50 backbone training FLOPs calculation"."""
+    """A row of the supplement's table "ResNet50 backbone training FLOPs calculation": passes in 1e8, FLOPs in 1e18.
+
+    per_epoch: iterations an epoch; None where all of them are printed in one number.
+    """
 
     compute: Compute
     per_epoch: int | None
-    """Iterations an epoch; None where all of them are printed in one number."""
     mini_batch: int
     passes: float
-    """In 1e8."""
     flops: float
-    """In 1e18."""
 
 
 @dataclass(frozen=True)
 class SemiSupervised:
-    """A row of the table "Semi-supervised learning on ImageNet dataset with 10 % labels"."""
+    """A row of the table "Semi-supervised learning on ImageNet dataset with 10 % labels"; FLOPs in 1e18."""
 
     name: str
     epochs: int
     batch: int
     accelerators: int | None
     flops: float
-    """In 1e18."""
     top_1: float
     marks: str = ""
     """The table's * (TPUs) and † (strong augmentation), and s for self-supervised pre-training, then fine-tuning."""
@@ -52,19 +51,19 @@ class SemiSupervised:
 
 @dataclass(frozen=True)
 class SelfSupervised:
-    """A row of Table 1, left."""
+    """A row of Table 1, left; marks: s for a symmetric loss, m for multi-crop.
+
+    passes: forward and backward, of an image. Not printed: from the supplement, or from the method's loss here.
+    """
 
     name: str
     batch: int | None
     epochs: int | None
     marks: str
-    """s for a symmetric loss, m for multi-crop."""
     linear: float
     nn: float | None = None
     nn_20: float | None = None
     passes: tuple[float, float] | None = None
-    """Forward and backward, of an image. Not printed: from the supplement where it has the method, and from the
-    method's loss here; else None."""
 
     @property
     def compute(self) -> Compute | None:
@@ -105,7 +104,6 @@ _CALCULATIONS = {
     "CMSF semi, mixed": _calculated((2, 1, 768), (1668, 200), 2304, 7.7, 4),
 }
 
-
 SEMI_SUPERVISED = (
     SemiSupervised("Mean Shift", 200, 256, 4, 4, 67.4, "s"),
     SemiSupervised("BYOL", 1000, 4096, 512, 40, 68.8, "s*"),
@@ -128,7 +126,6 @@ WITH_TARGET, BOTH_WAYS, ONE_NETWORK = (2, 1), (4, 2), (2, 2)
 exchanged as well; and both views through one network."""
 _OWN_CROPS = 4 * share_of_pass(SMALL_CROP)
 """CMSF's own multi-crop has four, for the online encoder alone (implementation details)."""
-
 
 SELF_SUPERVISED = (
     SelfSupervised("Supervised", 256, 100, "", 76.2, 71.4, 74.8, passes=(1, 1)),

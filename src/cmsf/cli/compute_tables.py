@@ -11,7 +11,7 @@ from cmsf.analysis.published import IMAGENET_IMAGES, SEMI_SUPERVISED
 from cmsf.utils.text import escape_unprintable, one_line, shorten
 
 if TYPE_CHECKING:  # not above: the paper's table should not wait for torch
-    from cmsf.recipes.recipe import Resolved
+    from cmsf.recipes.recipe import ResolvedRecipe
     from cmsf.runs.cost import RunCost
 
 _WIDTH, _GAP = 100, "  "
@@ -69,7 +69,7 @@ def _three(passes: Passes) -> list[str]:
 class Row:
     """One recipe, or one run."""
 
-    def __init__(self, name: str, recipe: Resolved, images: int, spent: RunCost | None = None) -> None:
+    def __init__(self, name: str, recipe: ResolvedRecipe, images: int, spent: RunCost | None = None) -> None:
         from cmsf.runs.cost import clean_views_of, compute_of
 
         self.name, self.recipe, self.spent = name, recipe, spent

@@ -85,9 +85,8 @@ def _finetune(chosen: argparse.Namespace) -> int:
         folder = classifier.folder
         pictures = {"confusion": folder.confusion_picture, "calibration": folder.calibration_picture}
         files = {name: file for name, file in pictures.items() if file.exists()}
-        if classifier.result_file("classifier").exists():
-            record = classifier.result("classifier")
-            measure, error = record["measures"]["classifier"]["accuracy"], record["calibration"]
+        if (result := classifier.test_result) is not None:
+            measure, error = result["measures"]["classifier"]["accuracy"], result["calibration"]
             print(
                 f"test accuracy {measure['value']:.2f} % ({measure['low']:.2f} to {measure['high']:.2f}), "
                 f"calibration error {error['expected calibration error']:.1f} %"

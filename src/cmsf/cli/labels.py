@@ -67,8 +67,7 @@ def _labels(chosen: argparse.Namespace) -> int:
 
     from cmsf.data import open_source
     from cmsf.data.labels import Labels, modify_labels
-    from cmsf.data.prepare import read_label_list, read_label_rows
-    from cmsf.data.sources.table import write_csv
+    from cmsf.data.sources.table import read_label_list, read_label_rows, write_csv
 
     source = open_source(chosen.source)
     paths = source.train.images.paths

@@ -86,7 +86,7 @@ def _suspects(chosen: argparse.Namespace) -> int:
         with report_write_errors(out, "give another --out"):
             _write(out, suspects)
             if suspects:
-                draw_suspects(run.relabelled(chosen.data, chosen.labels).train, suspects, picture)
+                draw_suspects(run.data(chosen.data, chosen.labels).train, suspects, picture)
     print_paths({"suspects": out} | ({"open": picture} if suspects else {}))
     if suspects:
         print_line(f"correct the column label, and make a list of it: {_next_command(chosen, run)}")
@@ -95,7 +95,7 @@ def _suspects(chosen: argparse.Namespace) -> int:
 
 def _next_command(chosen: argparse.Namespace, run: Run) -> str:
     """Returns the command that makes a list of the corrections of the labels that were checked."""
-    given = run.folder.request()
+    given = run.folder.data_config()
     labels = chosen.labels or (None if chosen.data else given.labels)
     words = ["cmsf", "labels", str(chosen.data or given.data)]
     words += ["--labels", str(labels)] if labels else []

@@ -2,15 +2,15 @@
 
 from cmsf.data.dataset import Dataset, Split
 from cmsf.data.images import Images, Unreadable
-from cmsf.data.loader import available_cores, default_workers, load_batches
-from cmsf.data.open import SAMPLE, DataRequest, open_source
+from cmsf.data.loader import available_cores, load_batches
+from cmsf.data.open import SAMPLE, DataConfig, open_source
 from cmsf.data.prepare import build_dataset, load_dataset
 from cmsf.data.sampling import SupportSampler
 from cmsf.data.source import Source
 
 __all__ = [
     "SAMPLE",
-    "DataRequest",
+    "DataConfig",
     "Dataset",
     "Images",
     "Source",
@@ -19,7 +19,6 @@ __all__ = [
     "Unreadable",
     "available_cores",
     "build_dataset",
-    "default_workers",
     "load_batches",
     "load_dataset",
     "open_source",

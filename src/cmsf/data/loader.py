@@ -87,11 +87,19 @@ def _load(
     warn: Callable[[str], None],
 ) -> Iterator[_LoadedBatch]:
     """Yields what the workers load. Those that die are replaced, but not for ever."""
-    pending, deaths = _PendingBatches(iter(batch_sampler)), 0
+    remaining, deaths = iter(batch_sampler), 0
+    pending: deque[BatchIndex] = deque()
+
+    def pending_first() -> Iterator[BatchIndex]:
+        yield from list(pending)
+        for batch in remaining:
+            pending.append(batch)
+            yield batch
+
     while True:
         try:
-            for batch in _load_with_workers(batches, pending, workers, device):
-                pending.done()
+            for batch in _load_with_workers(batches, pending_first(), workers, device):
+                pending.popleft()
                 deaths = 0
                 yield batch
             return
@@ -159,24 +167,6 @@ def _cause_of_death(exit_code: int | None) -> str:
     return f"{signal.Signals(-exit_code).name}{hint}"
 
 
-class _PendingBatches:
-    """A batch sampler that, when it is iterated again, first yields the batches that were not loaded."""
-
-    def __init__(self, batches: Iterator[BatchIndex]) -> None:
-        self._batches = batches
-        self._pending: deque[BatchIndex] = deque()
-
-    def __iter__(self) -> Iterator[BatchIndex]:
-        yield from list(self._pending)
-        for batch in self._batches:
-            self._pending.append(batch)
-            yield batch
-
-    def done(self) -> None:
-        """Forgets the oldest batch that is pending."""
-        self._pending.popleft()
-
-
 @contextmanager
 def _restored_sigchld() -> Iterator[None]:
     """Takes torch's handler of SIGCHLD away: it raises in the middle of a step too, and we ask at the queue."""
@@ -194,11 +184,6 @@ def _restored_sigchld() -> Iterator[None]:
 
 def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def default_workers() -> int:
-    """Returns one process a core, of this process's share where several train together."""
-    return max(1, min(_MAX_WORKERS, available_cores() // World.from_env().local_size))
 
 
 class _LoadedBatch(NamedTuple):
@@ -250,4 +235,7 @@ def _leave_signals_to_the_parent(worker: int) -> None:
 
 
 def worker_count(workers: int | None) -> int:
-    return default_workers() if workers is None else workers
+    """Returns the number of workers; None: one a core, of this process's share where several train together."""
+    if workers is not None:
+        return workers
+    return max(1, min(_MAX_WORKERS, available_cores() // World.from_env().local_size))

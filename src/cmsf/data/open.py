@@ -54,7 +54,7 @@ def open_source(data: str | Path | None) -> Source:
 
 
 @dataclass(frozen=True)
-class DataRequest:
+class DataConfig:
     """The images, labels and test images that a user names, by names that hold in any working directory."""
 
     data: str
@@ -73,9 +73,9 @@ class DataRequest:
         return next((name for name in sets if not is_on_disk(name.removeprefix("torchvision:"))), None)
 
     @classmethod
-    def of(
+    def resolve(
         cls, data: str | Path | None, labels: str | Path | None = None, val: str | Path | None = None
-    ) -> DataRequest:
+    ) -> DataConfig:
         return cls(
             _absolute_name(data),
             None if labels is None else _absolute(labels),

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from cmsf.data.dataset import Dataset, Split
 from cmsf.data.decoding import shrink
-from cmsf.data.images import ArrayImages, FileImages, Images, ResizedImages, Unreadable, unreadable_message
+from cmsf.data.images import ArrayImages, Images, ResizedImages, Unreadable, unreadable_message
 from cmsf.data.labels import Labels, modify_labels, read_groups
 from cmsf.data.source import Source, SourceSplit, sort_classes
-from cmsf.data.sources.table import match_labels, match_listed
+from cmsf.data.sources.table import read_label_list
 from cmsf.data.transforms import DecodedImages
 from cmsf.recipes.recipe import AUTO, Recipe
 from cmsf.utils.constants import UNKNOWN
@@ -187,23 +187,6 @@ def inference_split(split: SourceSplit, size: int | None = None) -> Split:
         images = ResizedImages(split.images, STORED_SCALE * size)
     unknown = torch.full((len(split),), UNKNOWN)
     return Split(images, split.images.paths, unknown, unknown)
-
-
-def read_label_list(source: Source, file: Path) -> dict[str, list[str | None]]:
-    """Returns the listed label of every image, by split; None for a blank or where it is not listed."""
-    return match_labels(file, *_paths(source))
-
-
-def read_label_rows(source: Source, file: Path) -> dict[str, dict[int, str | None]]:
-    """Returns the label of each image that is listed, by split and index; None for a blank."""
-    return match_listed(file, *_paths(source))
-
-
-def _paths(source: Source) -> tuple[dict[str, Sequence[str]], Path | None]:
-    """Returns paths by split, and the folder that they are relative to, where there is one."""
-    images = source.train.images
-    paths = {name: split.images.paths for name, split in source.splits.items()}
-    return paths, images.root if isinstance(images, FileImages) else None
 
 
 def _decode(data: Dataset, recipe: Recipe, size: int, known_broken: Collection[tuple[str, str]] | None) -> Dataset:

@@ -2,11 +2,10 @@
 
 from cmsf.evaluation.features import FeatureExtractor
 from cmsf.evaluation.few_labels import LabelSubset, evaluate_few_labels, seeded_subsets, subset_from_list
-from cmsf.evaluation.knn import evaluate_knn, evaluate_pixels
+from cmsf.evaluation.knn import evaluate_knn, evaluate_pixels, evaluate_retrieval
 from cmsf.evaluation.linear import evaluate_linear
 from cmsf.evaluation.linear_sgd import evaluate_linear_sgd
 from cmsf.evaluation.metrics import Result
-from cmsf.evaluation.retrieval import evaluate_retrieval
 from cmsf.evaluation.splits import can_evaluate
 
 __all__ = [

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -29,6 +30,7 @@ BATCH = 256
 _FORMAT = 1
 
 
+@dataclass(eq=False)
 class FeatureExtractor:
     """Computes a network's L2-normalised features of clean views; with a cache folder, once for the same images.
 
@@ -36,15 +38,11 @@ class FeatureExtractor:
     the transform, the kind of device. It has a hash of its content, so a damaged file is computed again.
     """
 
-    def __init__(
-        self,
-        backbone: nn.Module,
-        size: int,
-        device: torch.device | str = "cpu",
-        workers: int = 0,
-        cache: Path | None = None,
-    ) -> None:
-        self.backbone, self.size, self.device, self.workers, self.cache = backbone, size, device, workers, cache
+    backbone: nn.Module
+    size: int
+    device: torch.device | str = "cpu"
+    workers: int = 0
+    cache: Path | None = None
 
     def __call__(self, split: Split) -> Float[Tensor, "n f"]:
         fingerprint = None if self.cache is None else split.fingerprint()
@@ -57,7 +55,9 @@ class FeatureExtractor:
         if features is None:
             features = self._extract(split)
             try:
-                _write(file, features.cpu())
+                make_folder(self.cache)
+                with atomic_write(file) as temporary:
+                    save_file({"features": features.cpu()}, temporary, metadata={"sha256": _digest(features.cpu())})
             except OSError as error:  # the next evaluation computes them again
                 print(one_line(f"features are not cached in {self.cache}: {error.strerror}"), file=sys.stderr)
         return features.to(self.device)
@@ -93,10 +93,7 @@ class FeatureExtractor:
 def feature_batches(
     backbone: nn.Module, split: Split, size: int, device: torch.device | str = "cpu", workers: int = 0
 ) -> Iterator[Tensor]:
-    """Yields features batch by batch.
-
-    The batches are always the same, so an accuracy shown in training is the accuracy computed afterwards.
-    """
+    """Yields features of batches that are always the same, so that evaluations during and after training agree."""
     with eval_mode(backbone):
         for views in clean_views(split, size, device, workers):
             yield unit_features(backbone, views)
@@ -125,7 +122,6 @@ def raw_pixels(split: Split, size: int, workers: int = 0) -> Float[Tensor, "n f"
 
 
 def pixel_batches(split: Split, size: int, workers: int = 0) -> Iterator[Tensor]:
-    """Yields raw pixels batch by batch."""
     for views in clean_views(split, size, "cpu", workers):
         yield normalize(views.flatten(1), dim=1)
 
@@ -146,7 +142,7 @@ def clean_views(split: Split, size: int, device: torch.device | str, workers: in
 
 
 def _read(file: Path) -> Float[Tensor, "n f"] | None:
-    """Returns the cached features; None where there are none, or where the file is damaged."""
+    """Returns the cached features; None where there are none, or the file is damaged."""
     try:
         with safe_open(file, framework="pt") as opened:
             features: Tensor = opened.get_tensor("features")
@@ -154,12 +150,6 @@ def _read(file: Path) -> Float[Tensor, "n f"] | None:
     except (OSError, SafetensorError):
         return None
     return features if _digest(features) == written else None
-
-
-def _write(file: Path, features: Float[Tensor, "n f"]) -> None:
-    make_folder(file.parent)
-    with atomic_write(file) as temporary:
-        save_file({"features": features}, temporary, metadata={"sha256": _digest(features)})
 
 
 def _digest(features: Float[Tensor, "n f"]) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from cmsf.data.labels import Labels, share_of_each_class
 from cmsf.evaluation.features import FeatureExtractor
 from cmsf.evaluation.finetune import HEAD, FineTuneSettings, fine_tune
 from cmsf.evaluation.linear import STANDARDISED, StandardScaler, fit_linear
-from cmsf.evaluation.metrics import Accuracy, Result, in_top_k
+from cmsf.evaluation.metrics import Accuracy, Result
 from cmsf.evaluation.predict import predict_scores
 from cmsf.evaluation.splits import evaluation_splits
 from cmsf.utils.errors import BadInput
@@ -42,9 +41,8 @@ def seeded_subsets(data: Dataset, seed: int) -> list[LabelSubset]:
     for share in SHARES:
         labels = share_of_each_class(Labels(data.train.truth, data.classes), share, seed)
         index = labels.known.nonzero()[:, 0]
-        subsets.append(
-            LabelSubset(f"{100 * share:g} %", f"{share:.0%} of each class, by seed {seed}", index, labels.number[index])
-        )
+        origin = f"{share:.0%} of each class, by seed {seed}"
+        subsets.append(LabelSubset(f"{100 * share:g} %", origin, index, labels.number[index]))
     return subsets
 
 
@@ -53,16 +51,15 @@ def subset_from_list(file: Path, names: Mapping[str, str | None], data: Dataset)
 
     names: the label that the list gives to each path of the source; None: none. Those of test images are left out.
     """
-    number = {name: place for place, name in enumerate(data.classes)}
-    unknown = sorted({name for name in names.values() if name is not None} - set(number))
+    unknown = sorted({name for name in names.values() if name is not None} - set(data.classes))
     if unknown:
         raise BadInput(f"{file} has the label {unknown[0]!r}, which is not a class of {data.name}")
-    labelled = [(i, name) for i, path in enumerate(data.train.paths) if (name := names.get(path)) is not None]
-    if not labelled:
+    labels = Labels.from_names([names.get(path) for path in data.train.paths], data.classes)
+    index = labels.known.nonzero()[:, 0]
+    if not len(index):
         raise BadInput(f"{file} has no labels of training images of {data.name}")
     content = sha256(expand_user(file).read_bytes()).hexdigest()
-    index, label = (torch.tensor(column) for column in zip(*((i, number[name]) for i, name in labelled), strict=True))
-    return LabelSubset(file.stem, f"the list {file.name} (sha256 {content})", index, label)
+    return LabelSubset(file.stem, f"the list {file.name} (sha256 {content})", index, labels.number[index])
 
 
 def evaluate_few_labels(extractor: FeatureExtractor, data: Dataset, few: Sequence[LabelSubset], seed: int) -> Result:
@@ -81,11 +78,10 @@ def evaluate_few_labels(extractor: FeatureExtractor, data: Dataset, few: Sequenc
             features = extractor(data.train)[subset.index.to(extractor.device)]
             scale = StandardScaler.fit(features)
             layer, choice = fit_linear(scale(features), subset.label.to(features.device), classes)
-            scores = layer(scale(extractor(test))).cpu()
-            accuracies[f"{subset.name} linear"] = Accuracy(in_top_k(scores, test.truth, 1), test.truth)
+            linear_scores = layer(scale(extractor(test))).cpu()
+            accuracies[f"{subset.name} linear"] = Accuracy.top_k(linear_scores, test.truth)
             network = fine_tune(extractor, train, subset.label, features.shape[1], classes, seed, settings)
-            scores = predict_scores(network, test, extractor)
-            accuracies[f"{subset.name} tuned"] = Accuracy(in_top_k(scores, test.truth, 1), test.truth)
+            accuracies[f"{subset.name} tuned"] = Accuracy.top_k(predict_scores(network, test, extractor), test.truth)
         described[subset.name] = {
             "labels": f"{subset.origin}: {len(train)} images of {present} classes",
             "linear": choice | {"layer": STANDARDISED},

@@ -29,29 +29,28 @@ CONFIDENCE_THRESHOLD = 0.9
 FineTuneMode = Literal["whole", "head", "linear"]
 """What is trained: the network and a two-layer head, such a head alone, or one linear layer alone."""
 FINE_TUNE_MODES: tuple[FineTuneMode, ...] = get_args(FineTuneMode)
+HEAD = "two layers, f → 2f → classes, BatchNorm and ReLU between"
+LINEAR = "one linear layer on L2-normalised features, f → classes"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuneSettings(SGDSettings):
-    """The paper's: 20 epochs of SGD with batch 256, lr 0.005 and a tenth of it after three quarters of the way.
-
-    For few images batches are smaller, too.
-    """
+    """The paper's: 20 epochs of SGD with batch 256 (fewer for few images), lr 0.005, × 0.1 after three quarters."""
 
     epochs: int = 20
     lr: float = 0.005
     drop: float = 0.75
-    least_batch: int = 16
+    min_batch: int = 16
     batches_an_epoch: int = 8
     min_steps: int = 500
 
     def with_overrides(self, epochs: int | None = None, lr: float | None = None) -> FineTuneSettings:
-        """Epochs that are given are so many, however few the images."""
+        """Replaces epochs, which then hold however few the images, and learning rate."""
         settings = self if lr is None else replace(self, lr=lr)
         return settings if epochs is None else replace(settings, epochs=epochs, min_steps=0)
 
     def batch_size_for(self, count: int) -> int:
-        return min(super().batch_size_for(count), max(self.least_batch, count // self.batches_an_epoch))
+        return min(super().batch_size_for(count), max(self.min_batch, count // self.batches_an_epoch))
 
     def describe(self, count: int) -> str:
         batch, epochs = self.batch_and_epochs(count)
@@ -63,22 +62,15 @@ class FineTuneSettings(SGDSettings):
         )
 
 
-HEAD = "two layers, f → 2f → classes, BatchNorm and ReLU between"
-LINEAR = "one linear layer on L2-normalised features, f → classes"
-
-
 @dataclass(frozen=True)
 class Round:
-    """The training images of a round of fine-tuning."""
+    """The training images of a round of fine-tuning: how many are labelled, and the pseudo-labelled ones by index."""
 
     number: int
-    """From 1."""
     labelled: int
     pseudo: Int[Tensor, " m"]
-    """The indices of the pseudo-labelled images."""
     guess: Int[Tensor, " m"]
     schedule: str
-    """In words."""
 
 
 def fine_tune(
@@ -90,10 +82,7 @@ def fine_tune(
     seed: int,
     settings: FineTuneSettings = FineTuneSettings(),
 ) -> nn.Module:
-    """Returns a copy of the network with a two-layer head, all of it trained on random views of these images.
-
-    width: of the network's features.
-    """
+    """Returns a copy of the network, whose features are `width` wide, with a head; both trained on these images."""
     network = make_classifier(extractor, width, classes, seed)
     train_classifier(network, split, label, extractor, seed, settings)
     return network
@@ -103,8 +92,8 @@ def make_classifier(
     extractor: FeatureExtractor, width: int, classes: int, seed: int, mode: FineTuneMode = "whole"
 ) -> nn.Sequential:
     """Returns a copy of the network with an untrained head."""
-    head = make_head(width, classes, seed, mode)
-    return nn.Sequential(deepcopy(extractor.backbone).float(), head).to(extractor.device)
+    backbone = deepcopy(extractor.backbone).float()
+    return nn.Sequential(backbone, make_head(width, classes, seed, mode)).to(extractor.device)
 
 
 def fine_tune_in_rounds(
@@ -148,7 +137,7 @@ def fine_tune_in_rounds(
 
 
 def confident_labels(scores: Float[Tensor, "n c"]) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
-    """Returns the rows whose likeliest class reaches the threshold, and that class."""
+    """Returns the rows whose highest probability reaches the threshold, and their classes."""
     confidence, guess = scores.softmax(1).max(1)
     place = (confidence >= CONFIDENCE_THRESHOLD).nonzero()[:, 0]
     return place, guess[place]

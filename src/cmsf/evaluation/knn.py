@@ -1,13 +1,12 @@
-"""k-nearest-neighbour classification: exact, in chunks, by a majority vote and a weighted one."""
+"""k-nearest-neighbour classification and retrieval: exact, in chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import embedding
 
@@ -19,75 +18,103 @@ from cmsf.method.search import OwnRow, nearest_vectors
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.progress import track
 
+DEPTHS = (1, 5, 10)
 _CHUNK = 256
 """Queries whose neighbours' vectors are copied at once: so few that their memory is reused."""
 
 
 @dataclass(frozen=True)
-class Vote:
-    """A vote of the k nearest: with equal weights, or with exp(similarity / temperature)."""
+class KNNClassifier:
+    """Classifies by a vote of the k nearest: with equal weights, or with exp(similarity / temperature)."""
 
     k: int
     temperature: float | None = None
 
-    def count(
-        self, theirs: Int[Tensor, "q n"], similarity: Float[Tensor, "q n"], classes: int
+    def scores(
+        self, label: Int[Tensor, "q n"], similarity: Float[Tensor, "q n"], classes: int
     ) -> Float[Tensor, "q {classes}"]:
-        """Counts the votes for each class of the first k neighbours, given their classes and similarities."""
+        """Returns the votes for each class, given the neighbours' labels and similarities, nearest first."""
         weight = torch.exp(similarity / self.temperature) if self.temperature else torch.ones_like(similarity)
-        votes = torch.zeros(len(theirs), classes, dtype=torch.float64)
-        return votes.scatter_add_(1, theirs[:, : self.k], weight[:, : self.k])
+        votes = torch.zeros(len(label), classes, dtype=torch.float64)
+        return votes.scatter_add_(1, label[:, : self.k], weight[:, : self.k])
 
 
-VOTES = {"1-nn": Vote(1), "20-nn": Vote(20), "20-nn weighted": Vote(20, temperature=0.07)}
+KNN_CLASSIFIERS = {
+    "1-nn": KNNClassifier(1),
+    "20-nn": KNNClassifier(20),
+    "20-nn weighted": KNNClassifier(20, temperature=0.07),
+}
 """The paper's two majority votes, and the weighted one that others report."""
 
 
 def evaluate_knn(extractor: FeatureExtractor, data: Dataset) -> Result:
     """Classifies the test images by their neighbours among the training images."""
-    train, test = evaluation_splits(data)
-    protocol = {"layer": LAYER, "transform": extractor.transform, **describe_splits(train, test, data)}
-    return _evaluate(extractor(train), extractor(test), train, test, protocol)
+    return _evaluate(extractor, data, {"layer": LAYER, "transform": extractor.transform})
 
 
 def evaluate_pixels(data: Dataset, size: int, workers: int = 0) -> Result:
     """Does the same by raw pixels, at most 64 a side: larger ones would be slower and no better to compare."""
-    train, test = evaluation_splits(data)
     size = min(size, 64)
     layer = {"layer": "pixels, L2-normalised", "transform": transform_name(size)}
-    features, query = raw_pixels(train, size, workers), raw_pixels(test, size, workers)
-    return _evaluate(features, query, train, test, layer | describe_splits(train, test, data))
+    return _evaluate(lambda split: raw_pixels(split, size, workers), data, layer)
 
 
-def _evaluate(features: Tensor, query: Tensor, train: Split, test: Split, protocol: dict[str, Any]) -> Result:
-    guesses = classify(query, features, train.truth, VOTES)
+def _evaluate(features: Callable[[Split], Tensor], data: Dataset, layer: dict[str, str]) -> Result:
+    train, test = evaluation_splits(data)
+    train_features = features(train)
+    predictions = classify(features(test), train_features, train.truth, KNN_CLASSIFIERS)
     votes = {
         name: {
-            "k": min(vote.k, len(train)),
-            "vote": "exp(cosine / temperature)" if vote.temperature else "majority",
-            "temperature": vote.temperature,
+            "k": min(knn.k, len(train)),
+            "vote": "exp(cosine / temperature)" if knn.temperature else "majority",
+            "temperature": knn.temperature,
         }
-        for name, vote in VOTES.items()
+        for name, knn in KNN_CLASSIFIERS.items()
     }
-    accuracies = {name: Accuracy(guess == test.truth, test.truth) for name, guess in guesses.items()}
-    return Result(accuracies, {"votes": votes, **protocol})
+    accuracies = {name: Accuracy(predicted == test.truth, test.truth) for name, predicted in predictions.items()}
+    return Result(accuracies, {"votes": votes, **layer, **describe_splits(train, test, data)})
 
 
 def classify(
-    query: Float[Tensor, "q f"], train: Float[Tensor, "n f"], label: Int[Tensor, " n"], votes: Mapping[str, Vote]
+    query: Float[Tensor, "q f"],
+    train: Float[Tensor, "n f"],
+    label: Int[Tensor, " n"],
+    classifiers: Mapping[str, KNNClassifier],
 ) -> dict[str, Int[Tensor, " q"]]:
-    """Returns the class with most votes of the k nearest, for each vote; on the CPU like the labels.
+    """Returns each classifier's predictions, on the CPU like the labels.
 
     Equally near: the lower row. Equal votes: the lower class.
     """
-    largest = max(vote.k for vote in votes.values())
     classes = int(label.max()) + 1
-    chosen: dict[str, list[Tensor]] = {name: [] for name in votes}
-    for near, similarity in k_nearest(query, train, largest):
-        theirs = label[near]
-        for name, vote in votes.items():
-            chosen[name].append(vote.count(theirs, similarity, classes).argmax(1))
-    return {name: torch.cat(parts) for name, parts in chosen.items()}
+    predicted: dict[str, list[Tensor]] = {name: [] for name in classifiers}
+    for near, similarity in k_nearest(query, train, max(knn.k for knn in classifiers.values())):
+        for name, knn in classifiers.items():
+            predicted[name].append(knn.scores(label[near], similarity, classes).argmax(1))
+    return {name: torch.cat(parts) for name, parts in predicted.items()}
+
+
+def evaluate_retrieval(extractor: FeatureExtractor, data: Dataset) -> Result:
+    """Evaluates R@1, R@5 and R@10 of the test images among the training images, by cosine."""
+    train, test = evaluation_splits(data)
+    protocol = {
+        "measure": "R@k: the share of test images with one of their class among their k nearest training images",
+        "layer": LAYER,
+        "transform": extractor.transform,
+        "train images": len(train),
+        "test images": len(test),
+        "test split": data.test_origin,
+    }
+    hits = recall_at_k(extractor(test), extractor(train), train.truth, test.truth)
+    return Result({name: Accuracy(hit, test.truth) for name, hit in hits.items()}, protocol)
+
+
+def recall_at_k(
+    query: Float[Tensor, "q f"], train: Float[Tensor, "n f"], label: Int[Tensor, " n"], truth: Int[Tensor, " q"]
+) -> dict[str, Bool[Tensor, " q"]]:
+    """Marks, for each k, the queries with one of their class among their k nearest; equally near: the lower row."""
+    near = torch.cat([row for row, _ in k_nearest(query, train, max(DEPTHS))])
+    same = label[near] == truth[:, None]
+    return {f"R@{k}": same[:, :k].any(1) for k in DEPTHS}
 
 
 def k_nearest(
@@ -96,19 +123,15 @@ def k_nearest(
     """Yields the k nearest rows of a chunk of queries, and their similarities; equally near: the lower row.
 
     They are on the CPU: votes are counted in double precision, which not every device has.
-
     own: each query's own row, where it has one, which is left out; an equal row is not.
     """
     every_row = torch.ones(len(train), dtype=torch.bool, device=train.device)
     number = torch.arange(len(train), device=train.device)
     left_out = torch.full((len(query),), UNKNOWN, device=train.device) if own is None else own.to(train.device)
-
-    k = min(k, len(train) - (own is not None))
-
-    def tracked(blocks: range) -> Iterator[int]:
-        return track(blocks, "neighbours", len(blocks))
-
-    nearest = nearest_vectors(query, train, every_row, number, k, OwnRow(left_out, included=False), tracked)
+    k, others = min(k, len(train) - (own is not None)), OwnRow(left_out, included=False)
+    nearest = nearest_vectors(
+        query, train, every_row, number, k, others, lambda blocks: track(blocks, "neighbours", len(blocks))
+    )
     for part, near in zip(query.split(_CHUNK), nearest.split(_CHUNK), strict=True):
         # As train[near], which would take twice as long: a row is copied whole.
         vector = embedding(near, train)

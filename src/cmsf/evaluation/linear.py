@@ -85,7 +85,7 @@ class LogisticLoss:
 WEIGHT_DECAYS = tuple(10.0**power for power in range(0, -8, -1))
 """From strong to weak: each fit starts where the one before ended."""
 STANDARDISED = f"{LAYER}, then standardised by the training images' mean and deviation"
-_MOST_ITERATIONS = 500
+_MAX_ITERATIONS = 500
 _GRADIENT_TOLERANCE = 1e-5
 _MIN_DEVIATION = 0.01
 """Of the median over dimensions."""
@@ -95,10 +95,7 @@ _HOLD_OUT = 0x11EA << 40  # what this use of the hash is for; no epoch is ever s
 
 
 def evaluate_linear(extractor: FeatureExtractor, data: Dataset) -> Result:
-    """Evaluates logistic regression on normalised, standardised features of clean views.
-
-    Its weight decay is chosen on held-out training images; then it is fitted on all of them.
-    """
+    """Evaluates logistic regression on all training images, its weight decay chosen on held-out ones."""
     train, test = evaluation_splits(data)
     features = extractor(train)
     scale = StandardScaler.fit(features)
@@ -118,7 +115,7 @@ def evaluate_linear(extractor: FeatureExtractor, data: Dataset) -> Result:
 def top_k_accuracies(name: str, scores: Float[Tensor, "n c"], truth: Int[Tensor, " n"]) -> dict[str, Accuracy]:
     """Returns top-1 accuracy, and top-5 where there are more than five classes."""
     ks = (1, 5) if scores.shape[1] > 5 else (1,)
-    return {f"{name} top-{k}": Accuracy(in_top_k(scores, truth, k), truth) for k in ks}
+    return {f"{name} top-{k}": Accuracy.top_k(scores, truth, k) for k in ks}
 
 
 @dataclass(frozen=True)
@@ -181,17 +178,14 @@ def validation_folds(count: int) -> list[Bool[Tensor, " n"]]:
 def fit_path(
     features: Float[Tensor, "n f"], label: Int[Tensor, " n"], classes: int, weight_decays: Sequence[float]
 ) -> Iterator[tuple[float, LinearClassifier]]:
-    """Minimise mean cross-entropy + decay / 2 |W|², for each weight decay in turn, starting where the last one ended.
-
-    To convergence by torch's L-BFGS with its line search, on the device of the features.
-    """
+    """Minimises mean cross-entropy + decay / 2 |W|² to convergence, for each decay from where the last one ended."""
     present, place = label.unique(return_inverse=True)
     weight, bias = features.new_zeros(len(present), features.shape[1]), features.new_zeros(len(present))
     for decay in weight_decays:
         optimizer = torch.optim.LBFGS(
             [weight, bias],
-            max_iter=_MOST_ITERATIONS,
-            max_eval=2 * _MOST_ITERATIONS,
+            max_iter=_MAX_ITERATIONS,
+            max_eval=2 * _MAX_ITERATIONS,
             tolerance_grad=_GRADIENT_TOLERANCE,
             history_size=10,
             line_search_fn="strong_wolfe",

@@ -67,10 +67,7 @@ Batches = Iterator[tuple[int, Tensor, Tensor]]
 
 
 def evaluate_linear_sgd(extractor: FeatureExtractor, data: Dataset) -> Result:
-    """Evaluates a classifier on normalised, standardised features of random crops, flipped or not; and of clean views.
-
-    The protocol has the converged solution on clean views, too, and the effect of augmentation.
-    """
+    """Evaluates a classifier by SGD on features of random crops, flipped or not; and of clean views, also converged."""
     train, test = evaluation_splits(data)
     features, classes = extractor(train), len(data.classes)
     scale, schedule = StandardScaler.fit(features), LinearSGDSchedule(len(train))

@@ -1,10 +1,10 @@
-"""Accuracy and mean accuracy per class, each with a 95 % confidence interval over test images."""
+"""Metrics of classifiers: accuracy and its mean per class, with 95 % intervals; calibration; confusion."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 ACCURACY, MEAN_PER_CLASS = "accuracy", "mean per class"
+BINS = 15
 _RESAMPLES = 1000
 INTERVAL = (
     f"95 % over test images: accuracy by Wilson's score interval, mean per class by a percentile bootstrap of "
@@ -39,6 +40,10 @@ class Accuracy:
     truth: Int[Tensor, " n"]
     per_class: bool = False
     """Whether the mean over classes is quoted, as is usual for some data sets, and not the accuracy."""
+
+    @classmethod
+    def top_k(cls, scores: Float[Tensor, "n c"], truth: Int[Tensor, " n"], k: int = 1) -> Accuracy:
+        return cls(in_top_k(scores, truth, k), truth)
 
     @property
     def percent(self) -> float:
@@ -86,9 +91,6 @@ class Result:
     def accuracy(self) -> dict[str, float]:
         """Per cent."""
         return {name: measure.percent for name, measure in self.measures.items()}
-
-    def with_protocol(self, more: dict[str, Any]) -> Result:
-        return replace(self, protocol=self.protocol | more)
 
     def report(self) -> dict[str, Any]:
         """Returns what is written to a results file: figures, measures with intervals, protocol."""
@@ -144,3 +146,54 @@ def class_mean_estimate(correct: Bool[Tensor, " n"], truth: Int[Tensor, " n"]) -
         means.append((counts[:, :, 1] / total.clamp_min(1)).sum(1) / (total > 0).sum(1))
     low, high = torch.cat(means).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     return Estimate(class_mean(correct, truth), 100 * low, 100 * high)
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Images whose highest probability is above `low` and not above `high`; mean confidence is None without any."""
+
+    low: float
+    high: float
+    images: int
+    confidence: float | None
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Expected calibration error in per cent, the mean over images of |confidence − accuracy| of their bin; and mean
+    negative log-likelihood in nats."""
+
+    error: float
+    negative_log_likelihood: float
+    bins: tuple[Bin, ...]
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "expected calibration error": self.error,
+            "negative log-likelihood": self.negative_log_likelihood,
+            "bins": [asdict(each) for each in self.bins],
+        }
+
+
+def calibration(scores: Float[Tensor, "n c"], truth: Int[Tensor, " n"], bins: int = BINS) -> Calibration:
+    """Computes calibration from logits of one image or more, in bins of equal width (Guo et al. 2017)."""
+    log_probability = scores.double().log_softmax(1)
+    highest, guess = log_probability.exp().max(1)
+    correct = (guess == truth).double()
+    place = ((highest * bins).ceil().long() - 1).clamp(0, bins - 1)  # a bin has its upper edge, and not its lower one
+    images = place.bincount(minlength=bins)
+    confidence, accuracy = (place.bincount(each, minlength=bins) / images.clamp_min(1) for each in (highest, correct))
+    rows = zip(images.tolist(), confidence.tolist(), accuracy.tolist(), strict=True)
+    filled = tuple(
+        Bin(number / bins, (number + 1) / bins, *(row if row[0] else (0, None, None)))
+        for number, row in enumerate(rows)
+    )
+    error = 100 * float(((confidence - accuracy).abs() * images).sum() / len(truth))
+    likelihood = -float(log_probability.gather(1, truth[:, None]).mean())
+    return Calibration(error, likelihood, filled)
+
+
+def confusion(guess: Int[Tensor, " n"], truth: Int[Tensor, " n"], classes: int) -> Int[Tensor, "c c"]:
+    """Counts the images of each true class (rows) that were predicted as each class (columns)."""
+    return torch.bincount(truth * classes + guess, minlength=classes**2).view(classes, classes)

@@ -78,8 +78,6 @@ def predict_batches(
 
     Views are cut one by one whether or not all images are of one size, so that an image has the same score alone, in
     a folder of others, and in the test split that its classifier was evaluated on.
-
-    extractor: gives size, device and workers.
     """
     if isinstance(split.images, Tensor):
         split = replace(split, images=list(split.images))

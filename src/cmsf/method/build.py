@@ -47,7 +47,7 @@ from cmsf.models.heads import mlp
 from cmsf.models.precision import Precision
 from cmsf.models.sync_batchnorm import synchronize_batchnorm
 from cmsf.models.weights import PretrainedWeights, load_pretrained
-from cmsf.recipes.recipe import AUTO, Recipe, Resolved
+from cmsf.recipes.recipe import AUTO, Recipe, ResolvedRecipe
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.distributed import World
 from cmsf.utils.errors import BadInput
@@ -57,7 +57,7 @@ _LARS_TRUST = 0.001
 
 
 def make_learner(
-    recipe: Resolved,
+    recipe: ResolvedRecipe,
     label: Int[Tensor, " n"],
     device: torch.device | str,
     pretrained: PretrainedWeights | None = None,
@@ -130,20 +130,20 @@ def _mean_shift(recipe: Recipe) -> MeanShift:
     return MeanShift(tuple(term for term in (plain, constrained) if term.weight > 0), recipe.extra_crops)
 
 
-def recipe_backbone(recipe: Resolved) -> nn.Module:
+def recipe_backbone(recipe: ResolvedRecipe) -> nn.Module:
     """Builds the recipe's backbone, to load weights into."""
     backbone = make_backbone(recipe.backbone, recipe.stem, recipe.size)
     return backbone.to(memory_format=torch.channels_last)
 
 
-def initial_backbone(recipe: Resolved, pretrained: PretrainedWeights | None = None) -> nn.Module:
+def initial_backbone(recipe: ResolvedRecipe, pretrained: PretrainedWeights | None = None) -> nn.Module:
     """Builds the backbone that training starts from, with pretrained weights or those drawn from the seed."""
     with torch.random.fork_rng(devices=[]):
         return _seeded_backbone(recipe, pretrained).to(Precision(recipe.precision).dtype)
 
 
 def make_encoders(
-    recipe: Resolved, loss_fn: Loss, classes: int, pretrained: PretrainedWeights | None = None
+    recipe: ResolvedRecipe, loss_fn: Loss, classes: int, pretrained: PretrainedWeights | None = None
 ) -> Encoders:
     """Builds the encoders that a loss needs, with weights drawn from the seed unless the backbone is pretrained."""
     hidden, dim = recipe.projection_hidden, recipe.projection_dim
@@ -169,7 +169,7 @@ def make_encoders(
         )
 
 
-def _seeded_backbone(recipe: Resolved, pretrained: PretrainedWeights | None) -> nn.Module:
+def _seeded_backbone(recipe: ResolvedRecipe, pretrained: PretrainedWeights | None) -> nn.Module:
     torch.manual_seed(recipe.seed)  # before pretrained weights too, so that the heads are drawn alike
     backbone = recipe_backbone(recipe)
     if pretrained is not None:
@@ -177,12 +177,12 @@ def _seeded_backbone(recipe: Resolved, pretrained: PretrainedWeights | None) -> 
     return backbone
 
 
-def pretrained_weights(recipe: Resolved) -> PretrainedWeights | None:
+def pretrained_weights(recipe: ResolvedRecipe) -> PretrainedWeights | None:
     """Loads the weights that the recipe names; None: random ones."""
     return None if recipe.init == "none" else load_pretrained(recipe.init, recipe.backbone, recipe.size)
 
 
-def _views(recipe: Resolved) -> dict[int, Augmentation]:
+def _views(recipe: ResolvedRecipe) -> dict[int, Augmentation]:
     weak = Augmentation(RandomCrop(recipe.size, (recipe.weak_crop, 1.0), flip=recipe.flip))
     strong = Augmentation(
         RandomCrop(recipe.size, (recipe.strong_crop, 1.0), flip=recipe.flip),
@@ -202,7 +202,7 @@ def _views(recipe: Resolved) -> dict[int, Augmentation]:
     return {FIRST: first, SECOND: second, THIRD: first, SUPPORT: first, **extra}
 
 
-def _optimizer(recipe: Resolved, encoders: Encoders) -> Optimizer:
+def _optimizer(recipe: ResolvedRecipe, encoders: Encoders) -> Optimizer:
     lr, momentum = recipe.lr, recipe.sgd_momentum
     parameters = encoders.trainable_parameters()
     if recipe.optimiser == "sgd":
@@ -218,7 +218,9 @@ def _optimizer(recipe: Resolved, encoders: Encoders) -> Optimizer:
     return lars
 
 
-def _supervision(recipe: Resolved, loss_fn: Loss, label: Int[Tensor, " n"], dim: int, world: World) -> Supervision:
+def _supervision(
+    recipe: ResolvedRecipe, loss_fn: Loss, label: Int[Tensor, " n"], dim: int, world: World
+) -> Supervision:
     precision = Precision(recipe.precision)
     if _has_pseudo_labels(recipe, loss_fn):
         classifier, offline = _pseudo_classifier(recipe, label, dim), embeds_clean_views(recipe, loss_fn)

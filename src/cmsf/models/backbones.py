@@ -19,7 +19,7 @@ _MISFITS = (ArithmeticError, AssertionError, IndexError, RuntimeError, TypeError
 
 
 def make_backbone(name: str, stem: Stem = "standard", size: int = 224) -> nn.Module:
-    """A network that turns (b, 3, size, size) into (b, features)."""
+    """Builds a network that turns (b, 3, size, size) into (b, features)."""
     if name == SMALL_RESIDUAL:
         return SmallResidualNet()
     if not timm.is_model(name):
@@ -36,7 +36,7 @@ def make_backbone(name: str, stem: Stem = "standard", size: int = 224) -> nn.Mod
 
 
 def create(name: str, size: int, **options: Any) -> nn.Module:
-    """A network of timm's for images of this size."""
+    """Creates one of timm's networks for images of this size."""
     try:
         # A network with position embeddings has to be told the size; a convolutional one does not take it.
         network: nn.Module = timm.create_model(name, img_size=size, **options)
@@ -47,7 +47,7 @@ def create(name: str, size: int, **options: Any) -> nn.Module:
 
 @torch.no_grad()
 def feature_width(backbone: nn.Module, name: str, size: int) -> int:
-    """How many features come out for images of this size, by trying it."""
+    """Returns the number of features for images of this size, by trying it."""
     training = backbone.training
     like = next(backbone.parameters(), torch.empty(0))
     try:
@@ -68,7 +68,7 @@ def _no_fit(name: str, size: int, error: Exception) -> str:
 
 
 def _use_small_stem(backbone: nn.Module, name: str) -> None:
-    """For images of 32 or 64 px: a 3×3 convolution without stride and no pooling (He et al. 2016, Sec. 4.2)."""
+    """Makes the stem a 3×3 convolution without stride or pooling, for 32 or 64 px (He et al. 2016, Sec. 4.2)."""
     first, pool = getattr(backbone, "conv1", None), getattr(backbone, "maxpool", None)
     if not isinstance(first, nn.Conv2d) or pool is None:
         raise BadInput(

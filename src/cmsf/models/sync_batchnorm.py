@@ -29,7 +29,7 @@ class SharedBatchNorm(_BatchNorm):
 
     def __init__(self, source: _BatchNorm, world: World) -> None:
         super().__init__(source.num_features)
-        _take_over(self, source)
+        self.__dict__.update(source.__dict__)  # its tensors themselves, so that references to its parameters stay valid
         self.world = world
 
     def forward(self, input: Float[Tensor, "b c *rest"]) -> Float[Tensor, "b c *rest"]:
@@ -44,8 +44,8 @@ class SharedBatchNormAct(BatchNormAct2d):
 
     def __init__(self, source: BatchNormAct2d, world: World) -> None:
         super().__init__(source.num_features)
-        _take_over(self, source)
-        self.drop, self.act, self.world = source.drop, source.act, world
+        self.__dict__.update(source.__dict__)
+        self.world = world
 
     def forward(self, input: Float[Tensor, "b c *rest"]) -> Float[Tensor, "b c *rest"]:
         activated: Tensor = self.act(self.drop(_normalize(self, input, self.world)))
@@ -95,12 +95,3 @@ def _convert(module: nn.Module, world: World) -> nn.Module:
     for name, child in module.named_children():
         setattr(module, name, _convert(child, world))
     return module
-
-
-def _take_over(norm: _BatchNorm, source: _BatchNorm) -> None:
-    """Shares the tensors of another layer, so that references to its parameters stay valid."""
-    norm.eps, norm.momentum, norm.affine = source.eps, source.momentum, source.affine
-    norm.track_running_stats = source.track_running_stats
-    for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
-        setattr(norm, name, getattr(source, name))
-    norm.train(source.training)

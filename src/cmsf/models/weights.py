@@ -69,22 +69,22 @@ def is_timm_name(init: str) -> bool:
 
 
 def load_pretrained(init: str, backbone: str, size: int) -> PretrainedWeights:
-    """The weights by timm's name, or of a file, or of a run, for a backbone that sees images of this size."""
+    """Loads weights by timm's name, of a file or of a run, for a backbone that sees images of this size."""
     if is_timm_name(init):
-        tensors, note = _of_timm(init, backbone, size), _normalisation(init)
+        tensors, note = _load_timm(init, backbone, size), _normalization_note(init)
     else:
-        tensors, note = _of_path(Path(init)), ""
+        tensors, note = _load_path(Path(init)), ""
     return PretrainedWeights(f"--init {init}", _without_head(tensors, backbone, size), note)
 
 
 def load_strict(module: nn.Module, state: Mapping[str, Any], origin: str | Path, remedy: str = "") -> None:
-    """Load weights that must fit one by one; weights of another network are named in one line."""
+    """Loads weights that must fit one by one; weights of another network are named in one line."""
     if not isinstance(state, Mapping):
         raise BadInput(f"{origin} is truncated or damaged")
     own = module.state_dict()
     kinds = {
         "missing": [name for name in own if name not in state],
-        "too many": [_name(name) for name in state if name not in own],
+        "too many": [_short_name(name) for name in state if name not in own],
         "of another shape": [
             f"{name} {tuple(value.shape)} instead of {tuple(own[name].shape)}"
             for name, value in state.items()
@@ -92,7 +92,7 @@ def load_strict(module: nn.Module, state: Mapping[str, Any], origin: str | Path,
         ],
     }
     limit = _SHOWN_OF_USERS if remedy else _SHOWN
-    wrong = [f"{len(names)} {kind} ({_some(names, limit)})" for kind, names in kinds.items() if names]
+    wrong = [f"{len(names)} {kind} ({_join_first(names, limit)})" for kind, names in kinds.items() if names]
     if wrong:
         message = f"{origin} is of another architecture than the recipe: {'; '.join(wrong)}"
         raise BadInput(f"{message}; {remedy}" if remedy else message)
@@ -104,31 +104,31 @@ def load_strict(module: nn.Module, state: Mapping[str, Any], origin: str | Path,
 
 
 def read_safetensors(file: Path) -> dict[str, Tensor]:
-    """Tensors by name, of a .safetensors file that somebody else may have written; or BadInput."""
+    """Reads tensors by name from a .safetensors file that somebody else may have written, or raises BadInput."""
     check_regular_file(file)
     try:
         return safetensors.torch.load_file(file)
     except Exception as error:  # what a damaged or hostile file raises is anybody's guess
-        raise BadInput(f"cannot read {file}: {_why(error)}") from None
+        raise BadInput(f"cannot read {file}: {_load_error(error)}") from None
 
 
 def save_weights(module: nn.Module, file: Path) -> None:
-    """A .safetensors file, whole or not at all."""
+    """Writes a .safetensors file, whole or not at all."""
     tensors = {name: value.contiguous().cpu() for name, value in module.state_dict().items()}
     with report_write_errors(file), atomic_write(file) as temporary:
         temporary.write_bytes(safetensors.torch.save(tensors))  # its own writer does not say why it fails
 
 
-def _name(name: object) -> str:
+def _short_name(name: object) -> str:
     return shorten(str(name)[:200], 60)
 
 
-def _some(names: list[str], limit: int) -> str:
+def _join_first(names: list[str], limit: int) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
 
 
-def _of_timm(name: str, backbone: str, size: int) -> dict[str, Tensor]:
+def _load_timm(name: str, backbone: str, size: int) -> dict[str, Tensor]:
     architecture = name.split(".")[0]
     if architecture != backbone.split(".")[0]:
         raise BadInput(
@@ -151,7 +151,7 @@ def _nearest(name: str) -> str:
     return did_you_mean(name, timm.list_pretrained(), "use a name of timm.list_pretrained(), a file or a run")
 
 
-def _normalisation(name: str) -> str:
+def _normalization_note(name: str) -> str:
     expected = timm.get_pretrained_cfg(name)
     if expected is None or (tuple(expected.mean), tuple(expected.std)) == (IMAGENET_MEAN, IMAGENET_STD):
         return ""
@@ -161,7 +161,7 @@ def _normalisation(name: str) -> str:
     )
 
 
-def _of_path(path: Path) -> dict[str, Tensor]:
+def _load_path(path: Path) -> dict[str, Tensor]:
     if not path.exists():
         if timm.is_model(path.name) or path.suffix in _FILES:
             raise BadInput(f"--init {path} not found; give a file, a run, or timm's name of weights")
@@ -182,12 +182,14 @@ def _of_path(path: Path) -> dict[str, Tensor]:
                 warnings.simplefilter("ignore")
                 state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # what a damaged or hostile file raises is anybody's guess
-        raise BadInput(f"cannot read --init {path}: {_why(error)}; give a .safetensors or a plain state dict") from None
-    return _plain(state, path)
+        raise BadInput(
+            f"cannot read --init {path}: {_load_error(error)}; give a .safetensors or a plain state dict"
+        ) from None
+    return _unwrap_state_dict(state, path)
 
 
 def _check_archive(path: Path) -> None:
-    """Refuse what torch would unpack to the disk, or blow up in memory, before it finds out what it is."""
+    """Refuses what torch would unpack to the disk, or blow up in memory, before it finds out what it is."""
     with path.open("rb") as file:
         head = file.read(tarfile.BLOCKSIZE)
     if head.startswith(_ZIP):
@@ -203,15 +205,15 @@ def _check_archive(path: Path) -> None:
         raise ValueError("it is a tar archive")
 
 
-def _why(error: Exception) -> str:
-    """Torch advises to load what is refused in an unsafe way; that is left out."""
+def _load_error(error: Exception) -> str:
+    """Returns the reason without torch's advice to load what is refused in an unsafe way."""
     if "weights_only" in str(error) or "Weights only" in str(error):
         return "it is damaged, or holds more than tensors"
     return first_line(error)
 
 
-def _plain(state: Any, path: Path) -> dict[str, Tensor]:
-    """Names and tensors, out of what training scripts wrap them in."""
+def _unwrap_state_dict(state: Any, path: Path) -> dict[str, Tensor]:
+    """Returns tensors by name, out of what training scripts wrap them in."""
     if isinstance(state, Mapping):
         state = next((state[key] for key in _NESTED if isinstance(state.get(key), Mapping)), state)
     if not isinstance(state, Mapping) or not state:
@@ -220,21 +222,21 @@ def _plain(state: Any, path: Path) -> dict[str, Tensor]:
         if not isinstance(name, str) or not _is_plain(value):
             kind = type(value).__name__
             raise BadInput(
-                f"--init {path} is not a state dict: {_name(name)!r} is of type {kind}; save tensors by name"
+                f"--init {path} is not a state dict: {_short_name(name)!r} is of type {kind}; save tensors by name"
             )
     parallel = all(name.startswith(_PARALLEL) for name in state)
     return {name.removeprefix(_PARALLEL) if parallel else name: value.detach() for name, value in state.items()}
 
 
 def _is_plain(value: Any) -> bool:
-    """A tensor with numbers in it, one after the other, each of which is there."""
+    """Whether it is a dense tensor whose storage holds all of its numbers."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_meta or value.is_quantized:
         return False
     return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 def _without_head(tensors: dict[str, Tensor], backbone: str, size: int) -> dict[str, Tensor]:
-    """Our backbones end with their features: what a network has with classes and not without them is dropped."""
+    """Drops what a network has with classes and not without them: our backbones end with their features."""
     if backbone == SMALL_RESIDUAL:
         return tensors
     with torch.device("meta"):  # for the names alone

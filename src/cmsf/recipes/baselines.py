@@ -10,11 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from cmsf.recipes.methods import by_name
 from cmsf.recipes.recipe import Recipe
 
 _TWO_ALIKE: dict[str, Any] = {"first_view": "strong", "second_view": "strong"}
 _STRONGER_COLOURS = {"brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.2}
-_LARGE_BATCH = {"optimiser": "lars", "batch_size": 4096, "warmup_epochs": 10}
+_LARGE_BATCH = {"optimiser": "lars", "batch_size": 4096, "warmup_epochs": 10, "weight_decay": 1e-6}
+_PROJECTOR_128 = {"projection_hidden": 2048, "projection_dim": 128}
+_PROJECTOR_2048 = {"projection_hidden": 2048, "projection_dim": 2048, "prediction_hidden": 512}
 
 
 def xent(scale: Recipe) -> Recipe:
@@ -130,36 +133,15 @@ def fixmatch(scale: Recipe) -> Recipe:
     epochs: with 10 % of the labels 71.5 top-1. They evaluate a moving average of the network, we the network; their SGD
     is Nesterov's, ours is everyone's; their learning rate falls in steps, ours by a cosine.
     """
-    return replace(
-        scale,
-        objective="fixmatch",
-        bank_size=0,
-        pseudo_threshold=0.95,
-        support_classes=0,
-        first_view="weak",
-        second_view="rand-augment",
-    )
+    return replace(scale, objective="fixmatch", bank_size=0, pseudo_threshold=0.95, second_view="rand-augment")
 
 
-BASELINES = {
-    "xent": xent,
-    "supcon": supcon,
-    "proto-nw": proto_nw,
-    "moco-v2": moco_v2,
-    "nnclr": nnclr,
-    "simclr": simclr,
-    "byol-sym": byol_sym,
-    "simsiam": simsiam,
-    "isd": isd,
-    "paws": paws,
-    "fixmatch": fixmatch,
-}
+BASELINES = by_name(xent, supcon, proto_nw, moco_v2, nnclr, simclr, byol_sym, simsiam, isd, paws, fixmatch)
 
 AT_PAPER_SCALE: dict[str, dict[str, Any]] = {
-    "supcon": {"projection_hidden": 2048, "projection_dim": 128},
+    "supcon": _PROJECTOR_128,
     "moco-v2": {
-        "projection_hidden": 2048,
-        "projection_dim": 128,
+        **_PROJECTOR_128,
         "bank_size": 65_536,
         "lr": 0.03,
         "target_momentum": 0.999,
@@ -174,17 +156,8 @@ AT_PAPER_SCALE: dict[str, dict[str, Any]] = {
         "prediction_hidden": 4096,
         "bank_size": 98_304,
         "lr": 4.8,
-        "weight_decay": 1e-6,
     },
-    "simclr": {
-        **_LARGE_BATCH,
-        **_STRONGER_COLOURS,
-        "strong_crop": 0.08,
-        "projection_hidden": 2048,
-        "projection_dim": 128,
-        "lr": 4.8,
-        "weight_decay": 1e-6,
-    },
+    "simclr": {**_LARGE_BATCH, **_STRONGER_COLOURS, **_PROJECTOR_128, "strong_crop": 0.08, "lr": 4.8},
     "byol-sym": {
         **_LARGE_BATCH,
         "strong_crop": 0.08,
@@ -196,20 +169,17 @@ AT_PAPER_SCALE: dict[str, dict[str, Any]] = {
         "target_momentum": 0.996,
         "target_momentum_end": 1.0,
     },
-    "simsiam": {"projection_hidden": 2048, "projection_dim": 2048, "prediction_hidden": 512},
+    "simsiam": _PROJECTOR_2048,
     "isd": {"temperature": 0.1, "target_temperature": 0.01},
     "paws": {
         **_LARGE_BATCH,
         **_STRONGER_COLOURS,
+        **_PROJECTOR_2048,
         "projection_layers": 3,
-        "projection_hidden": 2048,
-        "projection_dim": 2048,
-        "prediction_hidden": 512,
         "extra_crops": 6,
         "support_classes": 960,
         "support_images": 7,
         "lr": 6.4,
-        "weight_decay": 1e-6,
         "epochs": 300,
     },
     "fixmatch": {

@@ -30,11 +30,8 @@ class RecipeName:
 
     @classmethod
     def parse(cls, name: str) -> RecipeName:
-        rest, scale = name, None
-        for each in SCALES:
-            if name.endswith(f"-{each}"):
-                rest, scale = name.removesuffix(f"-{each}"), each
-        method, *variants = rest.split("+")
+        scale = next((scale for scale in SCALES if name.endswith(f"-{scale}")), None)
+        method, *variants = (name if scale is None else name.removesuffix(f"-{scale}")).split("+")
         return cls(method, tuple(variants), scale)
 
     def check(self, name: str) -> None:
@@ -74,7 +71,7 @@ class RecipeName:
 
 
 def check_recipe_name(name: str) -> None:
-    """Refuse a name that `get_recipe` does not know, without looking at any image."""
+    """Refuses a name that `get_recipe` does not know, without looking at any image."""
     if not _is_file(name):
         RecipeName.parse(name).check(name)
     elif not isfile(expand_user(name)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from cmsf.recipes.recipe import Recipe
@@ -72,12 +73,9 @@ def cmsf_semi_basic(scale: Recipe) -> Recipe:
     return cmsf_sup(scale)
 
 
-OURS = {
-    "byol": byol,
-    "msf": msf,
-    "cmsf-self": cmsf_self,
-    "cmsf-sup": cmsf_sup,
-    "cmsf-sup-all": cmsf_sup_all,
-    "cmsf-semi": cmsf_semi,
-    "cmsf-semi-basic": cmsf_semi_basic,
-}
+def by_name(*methods: Callable[[Recipe], Recipe]) -> dict[str, Callable[[Recipe], Recipe]]:
+    """Returns methods by their names on the command line: those of their functions, with dashes."""
+    return {method.__name__.replace("_", "-"): method for method in methods}
+
+
+OURS = by_name(byol, msf, cmsf_self, cmsf_sup, cmsf_sup_all, cmsf_semi, cmsf_semi_basic)

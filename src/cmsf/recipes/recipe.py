@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from operator import ge, gt, le
 from pathlib import Path
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
@@ -32,11 +33,9 @@ AMERICAN = {
 """Fields that are taken in American spelling too; files are written in the British one."""
 
 
-def option(
-    default: Any, help: str, above: float | None = None, least: float | None = None, most: float | None = None
-) -> Any:
-    """Returns a field with its help and its bounds; `above` is exclusive."""
-    return field(default=default, metadata={"help": help, "above": above, "least": least, "most": most})
+def option(default: Any, help: str, **bounds: float) -> Any:
+    """Returns a field with its help and its bounds: `above` (exclusive), `minimum` and `maximum`."""
+    return field(default=default, metadata={"help": help, **bounds})
 
 
 @dataclass(frozen=True)
@@ -58,27 +57,27 @@ class Recipe:
     companions: Literal["previous-epoch", "third-view"] = option(
         "previous-epoch", "what a companion is: the cached embedding of the epoch before, or a third augmentation"
     )
-    companion_k: int = option(5, "how many nearest companions make the constraint set (k')", least=1)
+    companion_k: int = option(5, "how many nearest companions make the constraint set (k')", minimum=1)
     k: int | Literal["all"] = option(
-        5, "how many neighbours an image is pulled to; all: the whole constraint set", least=1
+        5, "how many neighbours an image is pulled to; all: the whole constraint set", minimum=1
     )
     include_query: bool = option(True, "whether an image's own embedding may be among its neighbours")
     unconstrained_weight: float = option(
-        0.0, "weight of plain mean shift; the constrained term has 1 minus this", least=0, most=1
+        0.0, "weight of plain mean shift; the constrained term has 1 minus this", minimum=0, maximum=1
     )
     bank_size: int | Auto = option(
-        AUTO, "rows of the memory bank; auto: sized to the data; 0: none, for an objective that keeps none", least=0
+        AUTO, "rows of the memory bank; auto: sized to the data; 0: none, for an objective that keeps none", minimum=0
     )
     support_classes: int | Auto = option(
-        0, "classes of the labelled images beside each batch; auto: all, up to 200; 0: whatever their class", least=0
+        0, "classes of the labelled images beside each batch; auto: all, up to 200; 0: whatever their class", minimum=0
     )
     support_images: int | Auto = option(
         AUTO,
         "labelled images per class, or in total if --support-classes is 0; auto: 640 in total (paws), 64 (fixmatch)",
-        least=0,
+        minimum=0,
     )
     sharpening: float = option(0.25, "temperature that sharpens the targets of paws", above=0)
-    unlabelled_weight: float = option(1.0, "weight of fixmatch's loss on pseudo-labels", least=0)
+    unlabelled_weight: float = option(1.0, "weight of fixmatch's loss on pseudo-labels", minimum=0)
 
     # The network
     backbone: str = option("resnet50", "small-residual, or any timm name")
@@ -89,28 +88,28 @@ class Recipe:
         "random ones",
     )
     projection_hidden: int | Auto = option(
-        AUTO, "hidden width of the projector; auto: twice the features", least=1, most=65_536
+        AUTO, "hidden width of the projector; auto: twice the features", minimum=1, maximum=65_536
     )
     projection_dim: int | Auto = option(
-        AUTO, "width of the embedding; auto: a quarter of the features", least=2, most=65_536
+        AUTO, "width of the embedding; auto: a quarter of the features", minimum=2, maximum=65_536
     )
-    projection_layers: int = option(2, "linear layers of the projector", least=1, most=8)
+    projection_layers: int = option(2, "linear layers of the projector", minimum=1, maximum=8)
     projection_norm: bool = option(False, "whether BatchNorm follows the projector's last layer")
     prediction_hidden: int | Auto = option(
-        AUTO, "hidden width of the predictor; auto: the projector's", least=1, most=65_536
+        AUTO, "hidden width of the predictor; auto: the projector's", minimum=1, maximum=65_536
     )
-    target_momentum: float = option(0.99, "momentum of the target encoder", least=0, most=1)
-    target_momentum_end: float = option(0.99, "its value at the end, reached by a cosine", least=0, most=1)
+    target_momentum: float = option(0.99, "momentum of the target encoder", minimum=0, maximum=1)
+    target_momentum_end: float = option(0.99, "its value at the end, reached by a cosine", minimum=0, maximum=1)
 
     # Views
     size: int | Auto = option(
-        AUTO, "pixels of a view; auto: the images' own size up to 64, else 128", least=8, most=1024
+        AUTO, "pixels of a view; auto: the images' own size up to 64, else 128", minimum=8, maximum=1024
     )
     weak_crop: float | Auto = option(
-        AUTO, "smallest share of the image in a weak view; auto: 0.2, or 0.14 beside extra crops", above=0, most=1
+        AUTO, "smallest share of the image in a weak view; auto: 0.2, or 0.14 beside extra crops", above=0, maximum=1
     )
     strong_crop: float | Auto = option(
-        AUTO, "smallest share of the image in a strong view; auto: 0.2, or 0.14 beside extra crops", above=0, most=1
+        AUTO, "smallest share of the image in a strong view; auto: 0.2, or 0.14 beside extra crops", above=0, maximum=1
     )
     first_view: Literal["weak", "strong"] = option(
         "weak", "what the target encoder sees, or the first of two views alike: cropped and mirrored, or distorted too"
@@ -118,26 +117,30 @@ class Recipe:
     second_view: Literal["weak", "strong", "rand-augment"] = option(
         "strong", "what the online encoder sees; rand-augment: the weak view after two random operations, and cutout"
     )
-    flip: float = option(0.5, "probability of mirroring", least=0, most=1)
-    jitter: float = option(0.8, "probability of colour jitter in a strong view", least=0, most=1)
-    brightness: float = option(0.4, "strength of brightness jitter", least=0, most=1)
-    contrast: float = option(0.4, "strength of contrast jitter", least=0, most=1)
-    saturation: float = option(0.4, "strength of saturation jitter", least=0, most=1)
-    hue: float = option(0.1, "strength of hue jitter", least=0, most=0.5)
-    greyscale: float = option(0.2, "probability of a grey strong view", least=0, most=1)
-    blur: float = option(0.5, "probability of blur in a strong view", least=0, most=1)
-    solarise: float = option(0.0, "probability of solarising in a strong view", least=0, most=1)
-    extra_crops: int = option(0, "multi-crop: so many more strong views, to the online encoder alone", least=0, most=64)
-    extra_size: int | Auto = option(
-        AUTO, "pixels of an extra crop; auto: 3/7 of a view, the paper's 96 beside 224", least=8, most=1024
+    flip: float = option(0.5, "probability of mirroring", minimum=0, maximum=1)
+    jitter: float = option(0.8, "probability of colour jitter in a strong view", minimum=0, maximum=1)
+    brightness: float = option(0.4, "strength of brightness jitter", minimum=0, maximum=1)
+    contrast: float = option(0.4, "strength of contrast jitter", minimum=0, maximum=1)
+    saturation: float = option(0.4, "strength of saturation jitter", minimum=0, maximum=1)
+    hue: float = option(0.1, "strength of hue jitter", minimum=0, maximum=0.5)
+    greyscale: float = option(0.2, "probability of a grey strong view", minimum=0, maximum=1)
+    blur: float = option(0.5, "probability of blur in a strong view", minimum=0, maximum=1)
+    solarise: float = option(0.0, "probability of solarising in a strong view", minimum=0, maximum=1)
+    extra_crops: int = option(
+        0, "multi-crop: so many more strong views, to the online encoder alone", minimum=0, maximum=64
     )
-    extra_crop_least: float = option(0.05, "smallest share of the image in an extra crop", above=0, most=1)
-    extra_crop_most: float = option(0.14, "largest share of the image in an extra crop", above=0, most=1)
+    extra_size: int | Auto = option(
+        AUTO, "pixels of an extra crop; auto: 3/7 of a view, the paper's 96 beside 224", minimum=8, maximum=1024
+    )
+    extra_crop_least: float = option(0.05, "smallest share of the image in an extra crop", above=0, maximum=1)
+    extra_crop_most: float = option(0.14, "largest share of the image in an extra crop", above=0, maximum=1)
 
     # Labels that training uses
-    label_share: float = option(1.0, "share of each class whose labels are used", above=0, most=1)
-    labels_per_class: int = option(0, "labels of each class that are used; 0: all", least=0)
-    label_noise: float = option(0.0, "probability of each label of being replaced by another class", least=0, most=1)
+    label_share: float = option(1.0, "share of each class whose labels are used", above=0, maximum=1)
+    labels_per_class: int = option(0, "labels of each class that are used; 0: all", minimum=0)
+    label_noise: float = option(
+        0.0, "probability of each label of being replaced by another class", minimum=0, maximum=1
+    )
     coarse_labels: str = option("none", "wordnet, or a CSV of class,group: join classes into groups; none: do not")
 
     # Pseudo-labels of images that have none
@@ -146,11 +149,11 @@ class Recipe:
         "the classifier that gives unlabelled images a label: a perceptron of 2 or 3 layers, a linear layer, or the "
         "vote of the 20 nearest labelled images (of as many as the smallest class has, if fewer)",
     )
-    pseudo_threshold: float = option(0.85, "how probable a pseudo-label must be to be used", least=0, most=1)
+    pseudo_threshold: float = option(0.85, "how probable a pseudo-label must be to be used", minimum=0, maximum=1)
     pseudo_cache: Literal["online", "offline"] = option(
         "online", "what the classifier learns from: embeddings as they pass in training, or a pass over clean views"
     )
-    pseudo_epochs: int = option(10, "passes over them, twice an epoch; twenty steps at least", least=1)
+    pseudo_epochs: int = option(10, "passes over them, twice an epoch; twenty steps at least", minimum=1)
     pseudo_lr: float = option(0.01, "learning rate of the classifier", above=0)
 
     # Reading images
@@ -160,9 +163,9 @@ class Recipe:
     skip_broken: bool = option(False, "leave out images that cannot be read, and list them in the run folder")
 
     # Optimisation
-    epochs: int = option(200, "passes over the images", least=1)
+    epochs: int = option(200, "passes over the images", minimum=1)
     batch_size: int | Auto = option(
-        AUTO, "images a step; auto: 256, or 128 below 20,000 images, or fewer for few", least=2
+        AUTO, "images a step; auto: 256, or 128 below 20,000 images, or fewer for few", minimum=2
     )
     optimiser: Literal["sgd", "lars"] = option(
         "sgd", "lars: each layer's step in proportion to its weights, for batches of thousands"
@@ -172,11 +175,11 @@ class Recipe:
         "cosine", "how the learning rate falls: to zero by a cosine, or to a tenth after each third of the epochs"
     )
     warmup_epochs: int | Auto = option(
-        0, "epochs over which the learning rate rises from zero; auto: a twentieth of them", least=0
+        0, "epochs over which the learning rate rises from zero; auto: a twentieth of them", minimum=0
     )
-    sgd_momentum: float = option(0.9, "momentum of SGD", least=0, most=1)
+    sgd_momentum: float = option(0.9, "momentum of SGD", minimum=0, maximum=1)
     weight_decay: float = option(
-        1e-4, "weight decay, on all parameters; with lars, not on biases and BatchNorm", least=0
+        1e-4, "weight decay, on all parameters; with lars, not on biases and BatchNorm", minimum=0
     )
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = option(
         "fp32", "of the network; bf16 and fp16 are mixed, with bank, losses and search in fp32"
@@ -189,10 +192,10 @@ class Recipe:
     )
 
     # The run
-    seed: int = option(0, "decides weights, order, views and splits", least=0, most=2**32 - 1)
-    evaluate_every: int = option(10, "epochs between k-NN evaluations; 0: at the end alone", least=0)
-    checkpoint_every: int = option(1, "epochs between checkpoints", least=1)
-    log_every: int = option(10, "steps between lines of metrics.jsonl", least=1)
+    seed: int = option(0, "decides weights, order, views and splits", minimum=0, maximum=2**32 - 1)
+    evaluate_every: int = option(10, "epochs between k-NN evaluations; 0: at the end alone", minimum=0)
+    checkpoint_every: int = option(1, "epochs between checkpoints", minimum=1)
+    log_every: int = option(10, "steps between lines of metrics.jsonl", minimum=1)
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
@@ -241,7 +244,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resolved(Recipe):
+class ResolvedRecipe(Recipe):
     """A recipe with a number for every `auto`: what a run trains, and what its recipe.yaml holds."""
 
     bank_size: int
@@ -289,26 +292,25 @@ def _field_types() -> dict[str, Any]:
     return get_type_hints(Recipe)
 
 
+_BOUNDS = {"above": ("above", gt), "minimum": ("at least", ge), "maximum": ("at most", le)}
+"""The bounds of an option in words, and the comparison that a value has to pass."""
 _MAX_INT = 2**63 - 1
 """The limit of whole numbers that have no other: what tensors hold, and what can be written out."""
 
 
 def _check(name: str, value: Any, kind: Any) -> None:
     if not any(_is_valid(value, type_) for type_ in _alternatives(kind)):
-        wanted = " or ".join(_describe(type_) for type_ in _alternatives(kind))
+        names = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}
+        wanted = " or ".join(names.get(type_, str(type_)) for type_ in _alternatives(kind))
         raise BadInput(f"invalid value --{name.replace('_', '-')} {short_repr(value)}; expected {wanted}")
-    bounds = next(f.metadata for f in fields(Recipe) if f.name == name)
     if isinstance(value, bool | str):
         return
-    above, least, most = bounds["above"], bounds["least"], bounds["most"]
-    if most is None and isinstance(value, int):
-        most = _MAX_INT
-    if not ((above is None or value > above) and (least is None or value >= least) and (most is None or value <= most)):
-        limits = [f"above {above}" if above is not None else "", f"at least {least}" if least is not None else ""]
-        limits.append(f"at most {most}" if most is not None else "")
-        raise BadInput(
-            f"--{name.replace('_', '-')} {short_repr(value)} is out of range; use {', '.join(filter(None, limits))}"
-        )
+    bounds = {"maximum": _MAX_INT} if isinstance(value, int) else {}
+    bounds |= Recipe.__dataclass_fields__[name].metadata
+    limits = [(words, test, bounds[key]) for key, (words, test) in _BOUNDS.items() if key in bounds]
+    if not all(test(value, bound) for _, test, bound in limits):
+        expected = ", ".join(f"{words} {bound}" for words, _, bound in limits)
+        raise BadInput(f"--{name.replace('_', '-')} {short_repr(value)} is out of range; use {expected}")
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
@@ -327,8 +329,3 @@ def _is_valid(value: Any, type_: Any) -> bool:
     if type_ is int:
         return is_integer(value) and abs(value) < 2**53
     return isinstance(value, type_)
-
-
-def _describe(type_: Any) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}
-    return names.get(type_, str(type_)) if isinstance(type_, type) else str(type_)

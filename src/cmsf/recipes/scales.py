@@ -1,4 +1,4 @@
-"""Scales: network, views and schedule for a size of data."""
+"""Scales: network, views and schedule for a size of data, where they differ from the paper's, the defaults."""
 
 from __future__ import annotations
 
@@ -7,21 +7,12 @@ from cmsf.recipes.recipe import Recipe
 
 def imagenet() -> Recipe:
     """The paper's: ResNet-50 at 224 px, bank 128,000, batch 256, 200 epochs."""
-    return Recipe(
-        backbone="resnet50",
-        size=224,
-        bank_size=128_000,
-        batch_size=256,
-        epochs=200,
-        lr=0.05,
-        target_momentum=0.99,
-        target_momentum_end=0.99,
-    )
+    return Recipe(size=224, bank_size=128_000, batch_size=256)
 
 
 def standard() -> Recipe:
     """One's own photos: ResNet-18, 128 px crops, bank and batch sized to the data."""
-    return Recipe(backbone="resnet18", size=128, epochs=200, lr=0.05, target_momentum=0.99, target_momentum_end=0.99)
+    return Recipe(backbone="resnet18", size=128)
 
 
 def small() -> Recipe:

@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import torch
 
-from cmsf.analysis.collapse import EmbeddingStats
-from cmsf.analysis.figures.confusion import confusion_figure
+from cmsf.analysis.collapse import EmbeddingStats, alignment, uniformity
+from cmsf.analysis.figures.classifier import confusion_figure
 from cmsf.analysis.figures.gallery import one_a_class_in_turn
 from cmsf.analysis.label_issues import THRESHOLD, Suspect, compare_with_truth, find_label_issues
 from cmsf.analysis.neighbourhood import HISTOGRAM_TO, histogram, median_rank, neighbourhood_stats, rank_of_last
 from cmsf.analysis.per_class import ClassReport, class_report
-from cmsf.analysis.uniformity import alignment, uniformity
 from cmsf.data import Dataset, load_batches
 from cmsf.data.loader import worker_count
 from cmsf.evaluation import FeatureExtractor

@@ -11,14 +11,15 @@ from typing import Any
 from cmsf.analysis.neighbourhood import HISTOGRAM_TO
 from cmsf.evaluation.metrics import Estimate
 from cmsf.recipes import get_recipe
-from cmsf.recipes.recipe import AUTO, Recipe, Resolved
+from cmsf.recipes.recipe import AUTO, Recipe, ResolvedRecipe
 from cmsf.report.contents import ResultTable, RunReport, Setting, Stat
 from cmsf.report.plots import EpochLines, training_plots
 from cmsf.runs.cost import RunCost, run_cost
-from cmsf.runs.log import epoch_lines, is_plain_number
+from cmsf.runs.log import epoch_lines
 from cmsf.runs.run import Run
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import read_json
+from cmsf.utils.numbers import is_measurement
 from cmsf.utils.text import escape_unprintable, format_duration
 
 
@@ -63,7 +64,7 @@ def _epochs(run: Run) -> list[dict[str, Any]]:
 def _valid_fields(line: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields that can be drawn: somebody else may have written the line."""
     counts = line.pop("rank_histogram", None)
-    valid = {escape_unprintable(name): value for name, value in line.items() if is_plain_number(value)}
+    valid: dict[str, Any] = {escape_unprintable(name): value for name, value in line.items() if is_measurement(value)}
     if isinstance(counts, list) and all(type(count) is int and 0 <= count < 2**53 for count in counts):
         valid["rank_histogram"] = counts[:HISTOGRAM_TO]
     return valid
@@ -79,7 +80,7 @@ def _state(run: Run, epochs: int) -> str:
 def _image_count(run: Run, cost: RunCost | None) -> list[Stat]:
     if cost is None:
         return []
-    source = run.folder.request().data
+    source = run.folder.data_config().data
     name = "" if source is None else f" of {Path(source).name or source}"
     classes = f"; {cost.classes} classes" if cost.classes else ""
     note = f"{name}, and {cost.test_images:,} to test{classes}".strip(" ,")
@@ -122,7 +123,7 @@ def _cost(cost: RunCost) -> dict[str, str]:
     return lines
 
 
-def _settings(recipe: Resolved) -> tuple[Setting, ...]:
+def _settings(recipe: ResolvedRecipe) -> tuple[Setting, ...]:
     """Returns every field, and whether it has the value of the named recipe, or one that was resolved from auto."""
     try:
         usual = asdict(get_recipe(recipe.name, small_images=True))

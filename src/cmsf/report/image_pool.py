@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from cmsf.analysis.figures.thumbnails import thumbnail
-from cmsf.analysis.label_issues import VOTE
+from cmsf.analysis.label_issues import KNN
 from cmsf.analysis.neighbor_graph import NeighborGraph, build_graph
 from cmsf.analysis.projection import projections
 from cmsf.data import Dataset, Split
@@ -44,7 +44,7 @@ class EmbeddedImages:
     def search(cls, data: Dataset, train: Float[Tensor, "n f"], test: Float[Tensor, "m f"] | None) -> EmbeddedImages:
         """Searches the features once, for as many neighbours as any part of the page asks for."""
         features = train if test is None else torch.cat([train, test])
-        return cls(data, features, build_graph(train, test, VOTE.k))
+        return cls(data, features, build_graph(train, test, KNN.k))
 
     @property
     def train(self) -> Float[Tensor, "n f"]:

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from cmsf.method.bank import EmbeddingCache, MemoryBank
 from cmsf.method.learner import Learner
 from cmsf.models.weights import load_strict
-from cmsf.recipes.recipe import Resolved
+from cmsf.recipes.recipe import ResolvedRecipe
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import (
     HashedFile,
@@ -30,9 +30,13 @@ from cmsf.utils.files import (
     file_sha256,
     make_folder,
     read_json,
-    write_text,
+    write_json,
 )
+from cmsf.utils.numbers import is_integer
 
+STATE, CACHE, CHANGED = "state", "cache", "changed"
+"""The parts: everything but the embedding cache; the whole cache; its rows that changed since a whole one was saved."""
+PROGRESS = "progress"
 _KEPT = 3
 _FORMAT = 1
 
@@ -73,7 +77,7 @@ class Checkpoint:
 
     path: Path
     step: int
-    recipe: Resolved
+    recipe: ResolvedRecipe
     parts: dict[str, CheckpointFile]
 
     @classmethod
@@ -92,12 +96,12 @@ class Checkpoint:
             kinds = {(type(part.file), type(part.size), type(part.sha256)) for part in parts.values()}
         except TypeError:
             raise corrupt from None
-        if type(about.get("step")) is not int or kinds != {(str, int, str)}:
+        if not is_integer(about.get("step")) or kinds != {(str, int, str)}:
             raise corrupt
         if any(Path(part.file).name != part.file for part in parts.values()):  # no file outside the folder is read
             raise corrupt
         try:
-            recipe = Resolved.from_values(about.get("recipe"), "its recipe")
+            recipe = ResolvedRecipe.from_values(about.get("recipe"), "its recipe")
         except BadInput as error:
             raise CorruptCheckpoint(str(error)) from None
         return cls(path, about["step"], recipe, parts)
@@ -108,7 +112,7 @@ class Checkpoint:
 
 
 def save(
-    folder: Path, step: int, recipe: Resolved, contents: Mapping[str, Any], older: Mapping[str, CheckpointFile]
+    folder: Path, step: int, recipe: ResolvedRecipe, contents: Mapping[str, Any], older: Mapping[str, CheckpointFile]
 ) -> Checkpoint:
     """Writes a checkpoint and removes old ones.
 
@@ -122,13 +126,13 @@ def save(
         parts = {**older}
         for name, content in contents.items():
             parts[name] = _save_part(folder / f"{_stem(step)}-{name}.pt", content, needed)
-        about: dict[str, Any] = {
+        about = {
             "format": _FORMAT,
             "step": step,
             "parts": {name: asdict(part) for name, part in parts.items()},
+            "recipe": asdict(recipe),
         }
-        about["recipe"] = asdict(recipe)
-        write_text(manifest, json.dumps(about | {"sha256": sha256_of_manifest(about)}, indent=1) + "\n")
+        write_json(manifest, about | {"sha256": sha256_of_manifest(about)}, indent=1)
         _prune(folder, step)
     except BaseException as error:
         if not manifest.exists():
@@ -196,11 +200,6 @@ def _nbytes(content: Any) -> int:
     return sum(map(_nbytes, content)) if isinstance(content, list | tuple) else 0
 
 
-STATE, CACHE, CHANGED = "state", "cache", "changed"
-"""The parts: everything but the embedding cache; the whole cache; its rows that changed since a whole one was saved."""
-PROGRESS = "progress"
-
-
 def state_dict(learner: Learner) -> dict[str, Any]:
     """Returns a copy on the CPU of all state but the embedding cache, which grows with the data."""
     state = {
@@ -212,17 +211,6 @@ def state_dict(learner: Learner) -> dict[str, Any]:
     }
     copied: dict[str, Any] = _to_cpu(state)
     return copied
-
-
-def cache_state(cache: EmbeddingCache) -> dict[str, Tensor | None]:
-    """Returns the whole cache; `cache_changes` counts from here."""
-    return {"embedding": cache.snapshot()}
-
-
-def cache_changes(cache: EmbeddingCache) -> dict[str, Tensor]:
-    """Returns the rows that changed since the last `cache_state`."""
-    index, embedding = cache.changes()
-    return {"index": index, "embedding": embedding}
 
 
 def load_state(learner: Learner, contents: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,23 +268,21 @@ def _check_matches(saved: Any, own: Mapping[str, Any], where: str) -> None:
             _check_tensor(saved[name], value, f"{where} {name}")
 
 
-def _check_tensor(saved: Any, own: Tensor, where: str) -> None:
+def _check_tensor(saved: Any, own: Tensor, where: str, rows: int | None = None) -> None:
+    """Raises CorruptCheckpoint unless shape and dtype are those of `own`; rows: other than its own number of rows."""
+    shape = own.shape if rows is None else (rows, *own.shape[1:])
     plain = isinstance(saved, Tensor) and saved.layout is torch.strided and not saved.is_meta
-    if not plain or (saved.shape, saved.dtype) != (own.shape, own.dtype):
-        raise CorruptCheckpoint(f"its {where} is not a tensor of shape {tuple(own.shape)} and type {own.dtype}")
+    if not plain or (saved.shape, saved.dtype) != (shape, own.dtype):
+        raise CorruptCheckpoint(f"its {where} is not a tensor of shape {tuple(shape)} and type {own.dtype}")
 
 
 def _check_ring(bank: MemoryBank) -> None:
-    numbers = (bank.next, bank.written)
-    if not all(type(number) is int for number in numbers) or not 0 <= bank.next <= bank.written <= bank.size:
-        raise CorruptCheckpoint(f"its bank cannot be at row {numbers[0]} of {numbers[1]}")
+    if not all(map(is_integer, (bank.next, bank.written))) or not 0 <= bank.next <= bank.written <= bank.size:
+        raise CorruptCheckpoint(f"its bank cannot be at row {bank.next} of {bank.written}")
 
 
 def _load_optimizer(optimizer: Optimizer, saved: Any) -> None:
-    groups = optimizer.state_dict()["param_groups"]
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    numbers = [number for group in groups for number in group["params"]]
-    own = dict(zip(numbers, parameters, strict=True))
+    own = dict(enumerate(parameter for group in optimizer.param_groups for parameter in group["params"]))
     if not isinstance(saved, dict) or not saved.keys() <= own.keys():
         raise CorruptCheckpoint("its optimiser has other parameters")
     for number, kept in saved.items():
@@ -305,7 +291,7 @@ def _load_optimizer(optimizer: Optimizer, saved: Any) -> None:
         for name, value in kept.items():
             if value is not None:  # SGD without momentum stores None
                 _check_tensor(value, own[number], f"optimiser's {name} of weight {number}")
-    optimizer.load_state_dict({"state": saved, "param_groups": groups})
+    optimizer.load_state_dict({"state": saved, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def _load_scaler(scaler: GradScaler, saved: Any) -> None:
@@ -314,14 +300,14 @@ def _load_scaler(scaler: GradScaler, saved: Any) -> None:
         raise CorruptCheckpoint("its loss scaler is of another kind")
     if own:
         scale, steps = saved["scale"], saved["_growth_tracker"]
-        if type(scale) is not float or not 0 < scale < math.inf or type(steps) is not int or steps < 0:
+        if type(scale) is not float or not 0 < scale < math.inf or not is_integer(steps) or steps < 0:
             raise CorruptCheckpoint("its loss scale is not a positive number")
         scaler.load_state_dict(own | {"scale": scale, "_growth_tracker": steps})
 
 
 def _load_cache(cache: EmbeddingCache, contents: Mapping[str, Any]) -> None:
     whole = _require(contents.get(CACHE), ("embedding",))["embedding"]
-    _check_rows(whole, cache, cache.images, "cache")
+    _check_tensor(whole, cache.embedding, "cache", cache.images)
     cache.load_snapshot(whole)
     if CHANGED in contents:
         later = _require(contents[CHANGED], ("index", "embedding"))
@@ -330,10 +316,5 @@ def _load_cache(cache: EmbeddingCache, contents: Mapping[str, Any]) -> None:
             raise CorruptCheckpoint("its changed rows have no int64 indices")
         if len(index) and not 0 <= int(index.min()) <= int(index.max()) < cache.images:
             raise CorruptCheckpoint("its changed rows are outside of the cache")
-        _check_rows(embedding, cache, len(index), "changed rows")
+        _check_tensor(embedding, cache.embedding, "changed rows", len(index))
         cache.load_changes(index, embedding)
-
-
-def _check_rows(saved: Any, cache: EmbeddingCache, count: int, where: str) -> None:
-    own = cache.embedding
-    _check_tensor(saved, torch.empty(count, own.shape[1], dtype=own.dtype, device="meta"), where)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cmsf.analysis.figures.confusion import draw_confusion
+from cmsf.analysis.figures.classifier import draw_confusion, draw_reliability
 from cmsf.analysis.figures.gallery import draw_neighbours
-from cmsf.analysis.figures.reliability import draw_reliability
-from cmsf.data import DataRequest, Dataset, open_source
+from cmsf.data import Dataset, open_source
 from cmsf.data.loader import worker_count
 from cmsf.data.prepare import inference_split
 from cmsf.data.sources.table import is_parquet, write_csv, write_parquet
-from cmsf.evaluation.calibration import calibration, confusion
 from cmsf.evaluation.features import FeatureExtractor
 from cmsf.evaluation.finetune import (
     CONFIDENCE_THRESHOLD,
@@ -31,15 +28,15 @@ from cmsf.evaluation.finetune import (
     fine_tune_in_rounds,
     make_classifier,
 )
-from cmsf.evaluation.metrics import Result
+from cmsf.evaluation.metrics import Result, calibration, confusion
 from cmsf.evaluation.predict import PLACES, Prediction, predict, predict_scores
 from cmsf.evaluation.splits import EvaluationSet
 from cmsf.method.build import initial_backbone, pretrained_weights
 from cmsf.models.backbones import feature_width
-from cmsf.recipes.recipe import Resolved
-from cmsf.runs.environment import INIT_SHA256, describe_environment, describe_machine
+from cmsf.models.weights import save_weights
+from cmsf.runs.environment import INIT_SHA256, describe_environment
 from cmsf.runs.folder import RunFolder
-from cmsf.runs.run import CLASSIFIER, Run
+from cmsf.runs.run import CLASSIFIER, Run, result_header
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.device import pick_device
 from cmsf.utils.errors import BadInput
@@ -50,8 +47,10 @@ from cmsf.utils.screen import Screen
 class Classifier(Run):
     """What cmsf finetune wrote, or a run with a classifier trained along; it is a run as well."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, test_result: dict[str, Any] | None = None) -> None:
+        """test_result: figures of the test images, where the classifier has just been fine-tuned."""
         super().__init__(path)
+        self.test_result = test_result
         self.about: dict[str, Any] = self.folder.classifier()
         """Classes, and how they were learned, round by round."""
 
@@ -65,11 +64,7 @@ class Classifier(Run):
         return self.folder.load_classifier(device)
 
     def predict(
-        self,
-        data: str | Path | None,
-        out: str | Path | None = None,
-        device: str = "auto",
-        workers: int | None = None,
+        self, data: str | Path | None, out: str | Path | None = None, device: str = "auto", workers: int | None = None
     ) -> list[Prediction]:
         """Returns a prediction for each image of a source, in the order train, val, test.
 
@@ -92,7 +87,7 @@ class Classifier(Run):
 
 
 def _check_out(out: Path) -> Path:
-    """Refuse a file that cannot be written, before anything is computed for it."""
+    """Refuses a file that cannot be written, before anything is computed for it."""
     if out.is_dir():
         raise BadInput(f"--out {out} is a folder; give a file, as {out / 'predictions.csv'}")
     if not (is_parquet(out) or out.suffix.lower() == ".csv"):
@@ -106,26 +101,19 @@ def _write_predictions(out: Path, predictions: Sequence[Prediction], places: int
     """Writes a row for each image; the file also serves as a list of labels."""
     numbers = ["", *(f"_{place}" for place in range(2, places + 1))]
     header = ["path", *(f"{name}{number}" for number in numbers for name in ("label", "confidence")), "error"]
+    rows = [_fields(prediction, places) for prediction in predictions]
     with report_write_errors(out, "give another --out"):
         if is_parquet(out):
-            columns: dict[str, list[Any]] = {name: [] for name in header}
-            for prediction in predictions:
-                for name, value in zip(header, _fields(prediction, places), strict=True):
-                    columns[name].append(value)
+            columns = {name: [row[i] for row in rows] for i, name in enumerate(header)}
             write_parquet(out, columns, [name for name in header if name.startswith("confidence")])
         else:
-            rows = ([_text(value) for value in _fields(prediction, places)] for prediction in predictions)
-            write_csv(out, header, rows)
+            write_csv(out, header, ([f"{x:.6f}" if isinstance(x, float) else x for x in row] for row in rows))
 
 
 def _fields(prediction: Prediction, places: int) -> list[str | float | None]:
     pairs = zip(prediction.labels, prediction.confidences, strict=True)
     fields: list[str | float | None] = [field for pair in pairs for field in pair]
     return [prediction.path, *(fields or [None] * (2 * places)), prediction.error]
-
-
-def _text(value: str | float | None) -> str | None:
-    return f"{value:.6f}" if isinstance(value, float) else value
 
 
 @dataclass(frozen=True)
@@ -137,50 +125,59 @@ class FinetuneOptions:
     schedule: FineTuneSettings
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """A classifier, a report of each round, and its scores of the held-out images."""
-
-    network: nn.Sequential
-    width: int
-    rounds: list[dict[str, Any]]
-    scores: Float[Tensor, "n c"] | None
-
-
 def finetune_run(
     run: Run,
-    settings: FinetuneOptions,
+    options: FinetuneOptions,
     folder: RunFolder,
     data: str | Path | None,
     labels: str | Path | None,
     device: torch.device,
     workers: int,
-    say: Callable[[str], None],
-) -> None:
-    """Fine-tunes the network of a run on its images or others, and writes the classifier into a new folder."""
-    request = run.request(data, labels)
-    backbone = starting_network(run, settings)
-    images = labelled_classes_only(run.relabelled(data, labels))
+    log: Callable[[str], None],
+) -> dict[str, Any] | None:
+    """Fine-tunes the network of a run on its images or others, and writes the classifier into a new folder.
+
+    Returns the test result; None where no test image has a class that is among the labels.
+    """
+    data_config = run.data_config(data, labels)
+    extractor = FeatureExtractor(starting_network(run, options), run.recipe.size, device, workers)
+    images = labelled_classes_only(run.data(data, labels))
     recipe = replace(
         run.recipe_for(data, labels),
         cache="ram" if images.in_memory else "off",
         precision="fp32",
-        init="none" if settings.random_weights else str(run.path.absolute()),
+        init="none" if options.random_weights else str(run.path.absolute()),
     )
     for line in images.describe():
-        say(line)
+        log(line)
     held_out = EvaluationSet.of(images)
     if held_out is None:
-        say("no test image has a class that is among the labels, so there is no accuracy and no calibration")
-    extractor = FeatureExtractor(backbone, run.recipe.size, device, workers)
-    tuned = tune_in_rounds(run, images, held_out, settings, extractor, say)
-    write_classifier(folder, run, recipe, request, images, held_out, settings, extractor, tuned)
+        log("no test image has a class that is among the labels, so there is no accuracy and no calibration")
+    network, about, scores = tune_in_rounds(run, images, held_out, options, extractor, log)
+    result = None
+    with folder.draft() as draft:
+        start = pretrained_weights(recipe)
+        origin = {"finetuned_from": str(run.path.absolute()), INIT_SHA256: None if start is None else start.sha256}
+        draft.describe(recipe, describe_environment(data_config, recipe, str(device)) | origin, images)
+        save_weights(network[0], draft.backbone_file)
+        draft.save_classifier(network[1], about)
+        if held_out is not None and scores is not None:
+            hashes = {"weights_sha256": file_sha256(draft.backbone_file), "head_sha256": file_sha256(draft.head_file)}
+            result = result_header(CLASSIFIER, data_config, recipe, hashes, device)
+            result |= _write_test_figures(draft, images, held_out, about, scores)
+            draft.save_result(draft.results / f"{CLASSIFIER}.json", result)
     try:
-        draw_neighbours(
-            tuned.network[0], images, extractor.size, device, folder.neighbours_picture, recipe.seed, workers
-        )
+        draw_neighbours(network[0], images, extractor.size, device, folder.neighbours_picture, recipe.seed, workers)
     except BadInput as error:  # an image that nothing but the picture needs
-        say(f"the picture of neighbours was not drawn: {error}")
+        log(f"the picture of neighbours was not drawn: {error}")
+    return result
+
+
+def starting_network(run: Run, options: FinetuneOptions) -> nn.Module:
+    """Returns the run's backbone, or one with random weights."""
+    if options.random_weights:
+        return initial_backbone(replace(run.recipe, seed=options.seed)).float()
+    return run.backbone().float()
 
 
 def labelled_classes_only(data: Dataset) -> Dataset:
@@ -207,94 +204,62 @@ def tune_in_rounds(
     run: Run,
     data: Dataset,
     held_out: EvaluationSet | None,
-    settings: FinetuneOptions,
+    options: FinetuneOptions,
     extractor: FeatureExtractor,
-    say: Callable[[str], None],
-) -> Tuned:
-    """Fine-tunes the extractor's network, and reports each round; the truth is used for these figures only."""
+    log: Callable[[str], None],
+) -> tuple[nn.Sequential, dict[str, Any], Float[Tensor, "n c"] | None]:
+    """Fine-tunes the extractor's network; the truth is used for the reported accuracies only.
+
+    Returns the classifier, the content of its classifier.json, and its scores of the held-out images.
+    """
     width = feature_width(extractor.backbone, run.recipe.backbone, run.recipe.size)
-    network = make_classifier(extractor, width, len(data.label_names), settings.seed, settings.tune)
+    network = make_classifier(extractor, width, len(data.label_names), options.seed, options.tune)
     rounds, scores = [], None
     for done in fine_tune_in_rounds(
         network,
         data.train,
         extractor,
-        settings.seed,
-        rounds=settings.rounds,
-        mode=settings.tune,
-        settings=settings.schedule,
+        options.seed,
+        rounds=options.rounds,
+        mode=options.tune,
+        settings=options.schedule,
     ):
-        scores = None if held_out is None else predict_scores(network, held_out.split, extractor)
-        rounds.append(
-            _round_report(done, data, None if held_out is None or scores is None else held_out.accuracy(scores).percent)
-        )
-        say(_describe_round(rounds[-1]))
-    if len(rounds) < settings.rounds:
+        accuracy = None
+        if held_out is not None:
+            scores = predict_scores(network, held_out.split, extractor)
+            accuracy = held_out.accuracy(scores).percent
+        rounds.append(_round_report(done, data, accuracy))
+        log(_describe_round(rounds[-1]))
+    if len(rounds) < options.rounds:
         left = len(data.train) - len(data.train.labelled)
         why = (
             f"no prediction of {left} others has a confidence of {CONFIDENCE_THRESHOLD:g} or more"
             if left
             else "all training images are labelled"
         )
-        say(f"{why}, so there is no round {len(rounds) + 1}")
-    return Tuned(network, width, rounds, scores)
-
-
-def starting_network(run: Run, settings: FinetuneOptions) -> nn.Module:
-    """Returns the run's backbone, or one with random weights."""
-    if settings.random_weights:
-        return initial_backbone(replace(run.recipe, seed=settings.seed)).float()
-    return run.backbone().float()
-
-
-def write_classifier(
-    folder: RunFolder,
-    run: Run,
-    recipe: Resolved,
-    request: DataRequest,
-    data: Dataset,
-    held_out: EvaluationSet | None,
-    settings: FinetuneOptions,
-    extractor: FeatureExtractor,
-    tuned: Tuned,
-) -> None:
-    """Writes the folder of a classifier, atomically."""
-    with folder.draft() as path:
-        draft = RunFolder(path)
-        device = str(extractor.device)
-        start = pretrained_weights(recipe)
-        origin = {"finetuned_from": str(run.path.absolute()), INIT_SHA256: None if start is None else start.sha256}
-        environment = describe_environment(request, recipe, device) | origin
-        backbone, head = tuned.network
-        draft.describe(recipe, environment, data)
-        draft.save_backbone(backbone)
-        draft.save_classifier(head, _about(data, settings, extractor, tuned))
-        if held_out is not None and tuned.scores is not None:
-            record = {
-                "metric": CLASSIFIER,
-                "data": request.data,
-                "val": request.val,
-                "recipe": recipe.name,
-                "weights_sha256": file_sha256(draft.backbone_file),
-                "head_sha256": file_sha256(draft.head_file),
-                "written": datetime.now(UTC).isoformat(timespec="seconds"),
-                **describe_machine(device),
-            }
-            _write_figures(draft, data, held_out, settings, extractor, tuned.scores, record)
-
-
-def _write_figures(
-    draft: RunFolder,
-    data: Dataset,
-    held_out: EvaluationSet,
-    settings: FinetuneOptions,
-    extractor: FeatureExtractor,
-    scores: Float[Tensor, "n c"],
-    record: dict[str, Any],
-) -> None:
-    protocol = {
-        "tuned": settings.tune,
+        log(f"{why}, so there is no round {len(rounds) + 1}")
+    about = {
+        "classes": list(data.label_names),
+        "tune": options.tune,
+        "head": LINEAR if options.tune == "linear" else HEAD,
+        "features": width,
+        "random weights": options.random_weights,
+        "seed": options.seed,
+        "size": extractor.size,
         "transform": extractor.transform,
+        "confident from": CONFIDENCE_THRESHOLD,
+        "rounds": rounds,
+    }
+    return network, about, scores
+
+
+def _write_test_figures(
+    draft: RunFolder, data: Dataset, held_out: EvaluationSet, about: dict[str, Any], scores: Float[Tensor, "n c"]
+) -> dict[str, Any]:
+    """Writes confusion and calibration of the held-out images; returns their figures and the protocol."""
+    protocol = {
+        "tuned": about["tune"],
+        "transform": about["transform"],
         "train images": len(data.train),
         "labelled": len(data.train.labelled),
         "test images": len(held_out.split),
@@ -302,27 +267,11 @@ def _write_figures(
         "test split": data.test_origin,
     }
     calibrated = calibration(scores, held_out.truth)
-    report = Result({CLASSIFIER: held_out.accuracy(scores)}, protocol).report()
-    draft.save_result(draft.results / f"{CLASSIFIER}.json", record | report | {"calibration": calibrated.report()})
     counts = confusion(scores.argmax(1), held_out.truth, len(data.label_names))
     draft.save_confusion(counts, data.label_names)
     draw_confusion(counts, data.label_names, draft.confusion_picture)
     draw_reliability(calibrated, draft.calibration_picture)
-
-
-def _about(data: Dataset, settings: FinetuneOptions, extractor: FeatureExtractor, tuned: Tuned) -> dict[str, Any]:
-    return {
-        "classes": list(data.label_names),
-        "tune": settings.tune,
-        "head": LINEAR if settings.tune == "linear" else HEAD,
-        "features": tuned.width,
-        "random weights": settings.random_weights,
-        "seed": settings.seed,
-        "size": extractor.size,
-        "transform": extractor.transform,
-        "confident from": CONFIDENCE_THRESHOLD,
-        "rounds": tuned.rounds,
-    }
+    return Result({CLASSIFIER: held_out.accuracy(scores)}, protocol).report() | {"calibration": calibrated.report()}
 
 
 def _round_report(done: Round, data: Dataset, test_accuracy: float | None) -> dict[str, Any]:

@@ -18,15 +18,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cmsf.analysis.compute import Compute, Passes, share_of_pass
 from cmsf.analysis.published import IMAGENET_CLASSES, IMAGENET_IMAGES, IMAGENET_TEST_IMAGES
-from cmsf.evaluation.knn import VOTES
+from cmsf.evaluation.knn import KNN_CLASSIFIERS
 from cmsf.method.build import embeds_clean_views, embeds_third_view, make_loss
 from cmsf.method.losses import EXTRA, SUPPORT
 from cmsf.models.backbones import Stem, feature_width, make_backbone
-from cmsf.recipes.recipe import Resolved
+from cmsf.recipes.recipe import ResolvedRecipe
 from cmsf.runs.folder import RunFolder
 from cmsf.runs.log import epoch_lines
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import expand_user, read_json
+from cmsf.utils.files import expand_user, file_version, read_json
+from cmsf.utils.numbers import is_integer, is_measurement
 
 _RESULTS = {"linear": "linear top-1", "linear-sgd": "SGD top-1"}
 """Evaluations whose figure is kept beside what training cost, and what it is called."""
@@ -75,7 +76,7 @@ class RunCost(ImageCounts):
     reached: by name: the last k-NN in the log, and evaluations in results/.
     """
 
-    recipe: Resolved
+    recipe: ResolvedRecipe
     epochs: int
     compute: Compute
     clean_views: Compute | None
@@ -86,14 +87,14 @@ class RunCost(ImageCounts):
         return self.compute.flops * epochs / self.epochs if self.epochs else 0.0
 
 
-def compute_of(recipe: Resolved, images: int, epochs: int | None = None) -> Compute:
+def compute_of(recipe: ResolvedRecipe, images: int, epochs: int | None = None) -> Compute:
     """Returns the compute of training on so many images; epochs: by default the recipe's."""
     batch, labelled = _passes(recipe)
     iterations = images // recipe.batch_size * (recipe.epochs if epochs is None else epochs)
     return Compute(batch, iterations, labelled, multiply_adds(recipe.backbone, recipe.stem, recipe.size))
 
 
-def clean_views_of(recipe: Resolved, images: int, labelled: int, epochs: int | None = None) -> Compute | None:
+def clean_views_of(recipe: ResolvedRecipe, images: int, labelled: int, epochs: int | None = None) -> Compute | None:
     """What the offline cache of pseudo-labels costs beside it: all labelled images, in the middle of every epoch and
     at the start of all but the first. None for a recipe without one."""
     if not embeds_clean_views(recipe, make_loss(recipe)):
@@ -123,18 +124,18 @@ def run_cost(run: str | Path | RunFolder) -> RunCost:
     recipe = folder.recipe()
     if not folder.metrics_file.exists():
         raise BadInput(f"{folder.path} has no metrics.jsonl, so nothing was trained there; give a run of cmsf train")
-    counts = _count(folder)
+    counts = _count_images(folder.path.resolve(), *file_version(folder.data_file))
     steps, epochs = counts.images // recipe.batch_size, 0
     seconds: list[float] = []
     reached: dict[str, Reached] = {}
     for line in epoch_lines(folder.metrics_file):
         step = line.get("step")
-        if type(step) is not int or not steps or step % steps or not epochs < step // steps <= recipe.epochs:
+        if not is_integer(step) or not steps or step % steps or not epochs < step // steps <= recipe.epochs:
             raise BadInput(f"{folder.metrics_file} has epochs that are not those of its recipe and images")
         epochs = step // steps
-        rate = _number(line.get("images_per_second"))
-        seconds.append(steps * recipe.batch_size / rate if rate else math.inf)
-        reached |= _reached(line, VOTES, epochs)
+        rate = line.get("images_per_second")
+        seconds.append(steps * recipe.batch_size / rate if is_measurement(rate) and rate > 0 else math.inf)
+        reached |= _reached(line, KNN_CLASSIFIERS, epochs)
     whole = len(seconds) == epochs and math.isfinite(sum(seconds))
     return RunCost(
         **vars(counts),
@@ -147,15 +148,9 @@ def run_cost(run: str | Path | RunFolder) -> RunCost:
     )
 
 
-def _count(folder: RunFolder) -> ImageCounts:
-    """Counts once for a version of the file: a report that is written after every epoch asks again."""
-    file = folder.data_file
-    known = file.stat() if file.exists() else None
-    return _counted(folder.path.resolve(), *((known.st_mtime_ns, known.st_size, known.st_ino) if known else ()))
-
-
 @lru_cache(maxsize=32)
-def _counted(path: Path, *_as_it_was_written: int) -> ImageCounts:
+def _count_images(path: Path, *_version: int) -> ImageCounts:
+    """Counts once for a version of the file: a report that is written after every epoch asks again."""
     listing = RunFolder(path).listing()
     labels = listing.column("label", "train")
     tested = zip(listing.column("path", "test"), listing.column("truth", "test"), strict=True)
@@ -169,7 +164,7 @@ def _counted(path: Path, *_as_it_was_written: int) -> ImageCounts:
     )
 
 
-def _passes(recipe: Resolved) -> tuple[Passes, Passes]:
+def _passes(recipe: ResolvedRecipe) -> tuple[Passes, Passes]:
     """Of an image of the batch, and of a labelled one beside it.
 
     What goes through the online encoder goes back too: FixMatch's weak views as well, which the paper counts forward
@@ -193,19 +188,17 @@ def _evaluated(folder: RunFolder, epochs: int) -> dict[str, Reached]:
     found: dict[str, Reached] = {}
     for metric, name in _RESULTS.items():
         file = folder.results / f"{metric}.json"
-        if file.exists():
-            result = read_json(file)
-            figures = result.get("figures") if isinstance(result, dict) else None
-            found |= _reached(figures, [name], epochs) if isinstance(figures, dict) else {}
+        result = read_json(file) if file.exists() else None
+        figures = result.get("figures") if isinstance(result, dict) else None
+        if isinstance(figures, dict):
+            found |= _reached(figures, [name], epochs)
     return found
 
 
 def _reached(values: dict[str, Any], names: Iterable[str], epochs: int) -> dict[str, Reached]:
-    figures = {name: _number(values.get(name)) for name in names}
-    return {name: Reached(figure, epochs) for name, figure in figures.items() if figure is not None}
-
-
-def _number(value: Any) -> float | None:
-    """Returns a value of a file if it is a number and not negative."""
-    plain = type(value) is float or (type(value) is int and abs(value) < 2**53)
-    return float(value) if plain and 0 <= value < math.inf else None
+    figures = {name: values.get(name) for name in names}
+    return {
+        name: Reached(float(figure), epochs)
+        for name, figure in figures.items()
+        if is_measurement(figure) and figure >= 0
+    }

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from cmsf.data import DataRequest
-from cmsf.recipes.recipe import Resolved
+from cmsf.data import DataConfig
+from cmsf.recipes.recipe import ResolvedRecipe
 
 BANK_SHARDED = "bank_sharded"
 """The key that says whether each process holds a share of the bank only."""
@@ -28,11 +28,11 @@ INIT_SHA256 = "init_sha256"
 
 
 def describe_environment(
-    request: DataRequest, recipe: Resolved, device: str, processes: int = 1, bank_sharded: bool = False
+    data_config: DataConfig, recipe: ResolvedRecipe, device: str, processes: int = 1, bank_sharded: bool = False
 ) -> dict[str, Any]:
     """Returns what a run records before it starts, but for the hash of its pretrained weights."""
     machine = {**describe_machine(device), "processes": processes, BANK_SHARDED: bank_sharded}
-    return {**asdict(request), "seed": recipe.seed, **machine, "command": sys.argv}
+    return {**asdict(data_config), "seed": recipe.seed, **machine, "command": sys.argv}
 
 
 def describe_machine(device: str) -> dict[str, Any]:

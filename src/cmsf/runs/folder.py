@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -15,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cmsf.data import DataRequest, Dataset, Source, load_dataset, open_source
+from cmsf.data import DataConfig, Dataset, Source, load_dataset, open_source
 from cmsf.data.sources.table import read_columns, write_csv
 from cmsf.evaluation.finetune import FINE_TUNE_MODES, make_head
 from cmsf.method.build import make_loss, recipe_backbone
 from cmsf.models.backbones import feature_width
 from cmsf.models.precision import Precision
 from cmsf.models.weights import PretrainedWeights, load_strict, read_safetensors, save_weights
-from cmsf.recipes.recipe import AUTO, Recipe, Resolved
+from cmsf.recipes.recipe import AUTO, Recipe, ResolvedRecipe
 from cmsf.runs import checkpoint
 from cmsf.runs.environment import BIT_FOR_BIT, INIT_SHA256
 from cmsf.runs.listing import Listing
@@ -34,8 +33,10 @@ from cmsf.utils.files import (
     make_folder,
     open_regular_file,
     read_json,
+    write_json,
     write_text,
 )
+from cmsf.utils.numbers import is_integer
 from cmsf.utils.text import is_encodable
 
 ALONG = "along"
@@ -112,14 +113,14 @@ class RunFolder:
         if not above.is_dir() or not os.access(above, os.W_OK):
             raise BadInput(f"--out {self.path} cannot be made below {above}; choose another folder")
 
-    def recipe(self) -> Resolved:
+    def recipe(self) -> ResolvedRecipe:
         if not os.path.exists(self.path):  # False for a name too long for a path
             raise BadInput(f"no such run: {self.path}")
         if not os.access(self.path, os.R_OK | os.X_OK):
             raise BadInput(f"{self.path} cannot be read; make it readable")
         if not self.exists():
             raise BadInput(f"{self.path} is not a run: it has no recipe.yaml; give a folder that cmsf train wrote")
-        return Resolved.read(self.recipe_file)
+        return ResolvedRecipe.read(self.recipe_file)
 
     def environment(self) -> dict[str, Any]:
         environment = read_json(self.environment_file)
@@ -128,33 +129,33 @@ class RunFolder:
             raise BadInput(f"{self.environment_file} is not what cmsf train wrote")
         return dict(environment)
 
-    def create(self, recipe: Resolved, environment: dict[str, Any], data: Dataset) -> None:
+    def create(self, recipe: ResolvedRecipe, environment: dict[str, Any], data: Dataset) -> None:
         """Writes what is known before training, atomically."""
         with self.draft() as draft:
-            RunFolder(draft).describe(recipe, environment, data)
+            draft.describe(recipe, environment, data)
 
     @contextmanager
-    def draft(self) -> Iterator[Path]:
+    def draft(self) -> Iterator[RunFolder]:
         """Yields a temporary folder to fill, which then becomes this one; recipe.yaml comes last."""
         try:
-            with atomic_folder(self.path, last=self.recipe_file.name) as draft:
-                yield draft
+            with atomic_folder(self.path, last=self.recipe_file.name) as path:
+                yield RunFolder(path)
         except OSError as error:
             raise BadInput(f"cannot make the run folder {self.path}: {error.strerror}; choose another --out") from None
 
-    def describe(self, recipe: Resolved, environment: dict[str, Any], data: Dataset) -> None:
+    def describe(self, recipe: ResolvedRecipe, environment: dict[str, Any], data: Dataset) -> None:
         """Writes recipe, environment and listing of the images."""
-        write_text(self.environment_file, json.dumps(environment, indent=2) + "\n")
+        write_json(self.environment_file, environment)
         Listing.of(data).write(self.data_file)
         if recipe.skip_broken:
             rows = [(split, image.path, image.reason) for split, image in data.broken]
             write_csv(self.broken_file, ("split", "path", "reason"), rows)
         write_text(self.recipe_file, recipe.to_yaml())
 
-    def request(self) -> DataRequest:
+    def data_config(self) -> DataConfig:
         """Returns the data, labels and val that the run was started with."""
         environment = self.environment()
-        return DataRequest(environment["data"], environment.get("labels"), environment.get("val"))
+        return DataConfig(environment["data"], environment.get("labels"), environment.get("val"))
 
     def known_broken(self) -> set[tuple[str, str]] | None:
         """Returns split and path of the images that were left out; None where nothing is recorded."""
@@ -166,7 +167,7 @@ class RunFolder:
             raise BadInput(f"{self.broken_file} is not what cmsf train wrote")
         return set(zip(columns["split"], columns["path"], strict=True))
 
-    def check_same_recipe(self, recipe: Resolved, environment: dict[str, Any]) -> list[str]:
+    def check_same_recipe(self, recipe: ResolvedRecipe, environment: dict[str, Any]) -> list[str]:
         """Refuses another recipe or other data; returns what keeps a resume from being bit for bit."""
         before = self.environment()
         differences = recipe.differences(self.recipe())
@@ -197,23 +198,21 @@ class RunFolder:
         """Returns path, index, label, truth and split of each image."""
         return Listing.read(self.data_file)
 
-    def load_images(self, source: Source, request: DataRequest, recipe: Recipe, size: int) -> Dataset:
+    def load_images(self, source: Source, data_config: DataConfig, recipe: Recipe, size: int) -> Dataset:
         """Loads the images of a run; one that exists knows how they are split and cached, and which are broken."""
-        seen = None
+        seen, broken = None, self.known_broken()
         if self.exists():
             if recipe.cache == AUTO:
                 recipe = replace(recipe, cache=self.recipe().cache)
             seen = self.listing().seen()
-            seen = replace(
-                seen, test=seen.test | {path for split, path in self.known_broken() or () if split == "test"}
-            )
+            seen = replace(seen, test=seen.test | {path for split, path in broken or () if split == "test"})
         return load_dataset(
             source,
             recipe,
             size,
-            labels=None if request.labels is None else Path(request.labels),
-            val=None if request.val is None else open_source(request.val),
-            known_broken=self.known_broken(),
+            labels=None if data_config.labels is None else Path(data_config.labels),
+            val=None if data_config.val is None else open_source(data_config.val),
+            known_broken=broken,
             seen=seen,
         )
 
@@ -274,9 +273,6 @@ class RunFolder:
                     ) from None
             time.sleep(0.05)
 
-    def save_backbone(self, backbone: nn.Module) -> None:
-        save_weights(backbone, self.backbone_file)
-
     def load_backbone(self, device: torch.device | str = "cpu") -> nn.Module:
         """Returns the trained network, in eval mode."""
         recipe = self.recipe()
@@ -302,13 +298,13 @@ class RunFolder:
             about.get(name) if isinstance(about, dict) else None for name in ("classes", "features", "tune")
         )
         named = isinstance(classes, list) and len(classes) > 1 and all(map(_is_class_name, classes))
-        if not named or type(width) is not int or not 0 < width < 2**20 or tune not in (*FINE_TUNE_MODES, ALONG):
+        if not named or not is_integer(width) or not 0 < width < 2**20 or tune not in (*FINE_TUNE_MODES, ALONG):
             raise BadInput(f"{self.classifier_file} is not what cmsf wrote")
         return dict(about)
 
     def save_classifier(self, head: nn.Module, about: dict[str, Any]) -> None:
         save_weights(head, self.head_file)
-        write_text(self.classifier_file, json.dumps(about, indent=2, ensure_ascii=False) + "\n")
+        write_json(self.classifier_file, about, ensure_ascii=False)
 
     def load_classifier(self, device: torch.device | str = "cpu") -> nn.Sequential:
         """Returns backbone and head in eval mode: images in, a score for each class out."""
@@ -319,9 +315,8 @@ class RunFolder:
         if width != features:  # before a head of such a width takes memory
             raise BadInput(f"{self.classifier_file} is for {width} features, and the network has {features}")
         head = nn.Linear(width, classes) if about["tune"] == ALONG else make_head(width, classes, mode=about["tune"])
-        state = read_safetensors(self.head_file)
         head.to(next(backbone.parameters()).dtype)
-        load_strict(head, state, self.head_file)
+        load_strict(head, read_safetensors(self.head_file), self.head_file)
         return nn.Sequential(backbone, head).to(device).eval()
 
     def save_confusion(self, counts: Tensor, names: Sequence[str]) -> None:
@@ -329,12 +324,9 @@ class RunFolder:
         rows = [(name, *map(str, row)) for name, row in zip(names, counts.tolist(), strict=True)]
         write_csv(self.confusion_file, ("true \\ predicted", *names), rows)
 
-    def save_divergence(self, about: dict[str, Any]) -> None:
-        write_text(self.divergence_file, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
-
     def save_result(self, path: Path, result: dict[str, Any]) -> None:
         make_folder(path.parent)
-        write_text(path, json.dumps(result, indent=2) + "\n")
+        write_json(path, result)
 
 
 def _has_ended(holder: str) -> bool:
@@ -343,10 +335,10 @@ def _has_ended(holder: str) -> bool:
     except ProcessLookupError:
         return True
     except (ValueError, OverflowError, PermissionError):
-        return False
+        pass
     return False
 
 
 def _is_class_name(name: Any) -> bool:
-    """Text that can be written; JSON can spell halves of letters."""
+    """Whether this is text that can be written; JSON can spell halves of letters."""
     return isinstance(name, str) and is_encodable(name)

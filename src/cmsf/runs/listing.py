@@ -16,11 +16,12 @@ from cmsf.data.labels import Labels
 from cmsf.data.prepare import SeenImages
 from cmsf.data.sources.table import read_parquet
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import atomic_write
+from cmsf.utils.files import atomic_write, file_version
 
 _COLUMNS = ("path", "index", "label", "truth", "split")
 _SCHEMA = pa.schema([(name, pa.int64() if name == "index" else pa.string()) for name in _COLUMNS])
 _NULLABLE = ("label", "truth")
+_UNORDERED = ("path", "label", "truth", "split")
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,11 @@ class Listing:
     @classmethod
     def read(cls, file: Path) -> Listing:
         """Reads the file once for each of its versions: several checks in a row ask for it."""
-        state = file.stat() if file.exists() else None
-        return _read(file.absolute(), *((state.st_mtime_ns, state.st_size, state.st_ino) if state else ()))
+        return _read(file.absolute(), *file_version(file))
 
     def write(self, file: Path) -> None:
         with atomic_write(file) as temporary:
             pq.write_table(self.table, temporary)
-
-    def __len__(self) -> int:
-        return len(self.table)
 
     def rows(self) -> list[dict[str, Any]]:
         return list(self.table.to_pylist())
@@ -79,16 +76,13 @@ class Listing:
         current = Listing.of(data)
         if self.table.equals(current.table):
             return
-        old, new = ({tuple(row.values()) for row in listing._unordered()} for listing in (self, current))
+        old, new = (set(zip(*map(listing.column, _UNORDERED), strict=True)) for listing in (self, current))
         first = min((path for path, *_ in old ^ new), default=current.column("path")[0])
         what = "labels" if self.column("path") == current.column("path") else "images"
         raise BadInput(
-            f"the {what} of {run} have changed since ({len(self)} then, {len(current)} now, the first that "
+            f"the {what} of {run} have changed since ({len(self.table)} then, {len(current.table)} now, the first that "
             f"differs is {first}); restore them, or start another run"
         )
-
-    def _unordered(self) -> list[dict[str, Any]]:
-        return list(self.table.drop_columns(["index"]).to_pylist())
 
 
 @lru_cache(maxsize=2)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -21,6 +20,12 @@ from torch.utils.tensorboard.summary import scalar
 
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import FullDisk, check_regular_file, detect_full_disk, make_folder, open_regular_file
+
+TIMING_FIELDS = ("images_per_second", "pseudo_cost")
+"""Fields that differ between two runs which compute the same."""
+_EPOCH_LINE = b'{"kind": "epoch", '
+_LONGEST_LINE = 1 << 20
+_event_file_numbers = itertools.count()
 
 
 class AppendOnlyFile:
@@ -74,25 +79,17 @@ class AppendOnlyFile:
         os.close(self._descriptor)
 
 
-TIMING_FIELDS = ("images_per_second", "pseudo_cost")
-"""Fields that differ between two runs which compute the same."""
-_EPOCH_LINE = b'{"kind": "epoch", '
-_LONGEST_LINE = 1 << 20
-_LARGEST = 1e30
-_numbers = itertools.count()
-
-
 class EventWriter:
     """Writes scalars for TensorBoard, which drops what older files have from `first_step` on."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
         make_folder(folder)
-        self._latest = time.time()
-        name = f"events.out.tfevents.{int(self._latest):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
-        self._file = AppendOnlyFile(folder / name)
-        self._append(Event(wall_time=self._latest, file_version="brain.Event:2"))
-        start = SessionLog(status=SessionLog.START)
-        self._append(Event(wall_time=self._latest, step=first_step, session_log=start))
+        now, number = time.time(), next(_event_file_numbers)
+        self.file = AppendOnlyFile(
+            folder / f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.{number}"
+        )
+        self._append(Event(wall_time=now, file_version="brain.Event:2"))
+        self._append(Event(wall_time=now, step=first_step, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, values: dict[str, float], step: int) -> None:
         now = time.time()
@@ -102,13 +99,7 @@ class EventWriter:
         records = io.BytesIO()
         for event in events:
             RecordWriter(records).write(event.SerializeToString())
-        self._file.append(records.getvalue())
-
-    def sync(self) -> None:
-        self._file.synced_length()
-
-    def close(self) -> None:
-        self._file.close()
+        self.file.append(records.getvalue())
 
 
 class MetricsLog:
@@ -117,10 +108,10 @@ class MetricsLog:
     On a full disk lines wait in memory, and events, which say the same once more, end.
     """
 
-    def __init__(self, path: Path, tensorboard: Path, length: int, step: int, say: Callable[[str], None]) -> None:
-        self.path, self.file, self.say = path, AppendOnlyFile(path, length), say
+    def __init__(self, path: Path, tensorboard: Path, length: int, step: int, warn: Callable[[str], None]) -> None:
+        self.file, self.warn = AppendOnlyFile(path, length), warn
         if self.file.missing:
-            say(f"{path} is {self.file.missing} bytes shorter than at the checkpoint; these lines are lost")
+            warn(f"{path} is {self.file.missing} bytes shorter than at the checkpoint; these lines are lost")
             self.file.drop_partial_line()
         self.events: EventWriter | None = None
         with self._events_optional():
@@ -144,18 +135,11 @@ class MetricsLog:
             if not waiting:
                 raise FullDisk(f"{error}; until then its lines are kept in memory") from None
 
-    def epochs(self) -> list[dict[str, Any]]:
-        """Returns the lines of epochs that are over, as far as they can be read."""
-        lines: list[dict[str, Any]] = []
-        with suppress(BadInput):  # anybody may have written it
-            lines.extend(epoch_lines(self.path))
-        return lines
-
     def synced_length(self) -> int:
         """Syncs the file and returns its length, which a checkpoint records; or raises FullDisk."""
         with self._events_optional():
             if self.events is not None:
-                self.events.sync()
+                self.events.file.synced_length()
         return self.file.synced_length()
 
     @contextmanager
@@ -163,39 +147,26 @@ class MetricsLog:
         try:
             yield
         except FullDisk as error:
-            self.say(f"{error}; there are no more events for TensorBoard until the run is resumed")
-            if self.events is not None:
-                self.events.close()
-            self.events = None
+            self.warn(f"{error}; there are no more events for TensorBoard until the run is resumed")
+            self._close_events()
 
     def __enter__(self) -> MetricsLog:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.file.close()
-        if self.events is not None:
-            self.events.close()
-
-
-class NullLog:
-    """The log of all processes but the main one: it writes nothing."""
-
-    def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        return
-
-    def epochs(self) -> list[dict[str, Any]]:
-        return []
-
-    def synced_length(self) -> int:
-        return 0
-
-    def __enter__(self) -> NullLog:
-        return self
-
     def __exit__(self, *error: object) -> None:
-        return
+        self.file.close()
+        self._close_events()
+
+    def _close_events(self) -> None:
+        if self.events is not None:
+            self.events.file.close()
+            self.events = None
+
+
+def readable_epoch_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the epoch lines of a log up to the first that cannot be read: anybody may have written it."""
+    with suppress(BadInput):
+        yield from epoch_lines(path)
 
 
 def epoch_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -208,22 +179,13 @@ def epoch_lines(path: Path) -> Iterator[dict[str, Any]]:
                     raise BadInput(f"{path} has a line without end; it is not what cmsf train wrote")
                 return
             if line.startswith(_EPOCH_LINE):  # step lines are many; they are not parsed
-                yield _parse(line, path)
-
-
-def _parse(line: bytes, path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(line)
-    except (ValueError, RecursionError):
-        values = None
-    if not isinstance(values, dict):
-        raise BadInput(f"{path} has a line that is not a JSON object; it is not what cmsf train wrote")
-    return values
-
-
-def is_plain_number(value: Any) -> bool:
-    """Whether a value of a log is a number that can be plotted; anybody may have written it."""
-    return type(value) in (int, float) and -_LARGEST < value < _LARGEST
+                try:
+                    values = json.loads(line)
+                except (ValueError, RecursionError):
+                    values = None
+                if not isinstance(values, dict):
+                    raise BadInput(f"{path} has a line that is not a JSON object; it is not what cmsf train wrote")
+                yield values
 
 
 def _plain(value: Any) -> Any:

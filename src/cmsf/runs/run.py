@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from cmsf.analysis.label_issues import THRESHOLD, Suspect, find_label_issues
-from cmsf.data import DataRequest, Dataset, load_dataset, open_source
+from cmsf.data import DataConfig, Dataset, load_dataset, open_source
 from cmsf.data.loader import worker_count
-from cmsf.data.prepare import read_label_list
+from cmsf.data.sources.table import read_label_list
 from cmsf.evaluation import (
     FeatureExtractor,
     LabelSubset,
@@ -34,9 +34,9 @@ from cmsf.evaluation import (
 )
 from cmsf.evaluation.predict import predict_scores
 from cmsf.evaluation.splits import EvaluationSet
-from cmsf.evaluation.transfer import TRIALS, evaluate_transfer, make_search, paper_suite, read_suite
+from cmsf.evaluation.transfer import TRIALS, evaluate_transfer, make_tuner, paper_suite, read_suite
 from cmsf.method.build import initial_backbone, pretrained_weights
-from cmsf.recipes.recipe import AUTO, Recipe, Resolved
+from cmsf.recipes.recipe import AUTO, Recipe, ResolvedRecipe
 from cmsf.runs.environment import describe_machine
 from cmsf.runs.folder import RunFolder
 from cmsf.utils.device import pick_device
@@ -50,6 +50,8 @@ _EVALUATIONS: dict[str, Callable[[FeatureExtractor, Dataset], Result]] = {
     "linear-sgd": evaluate_linear_sgd,
     "retrieval": evaluate_retrieval,
 }
+Data = str | Path | None
+"""A source of images, or a list of labels; None for the run's own."""
 TRANSFER, CLASSIFIER = "transfer", "classifier"
 METRICS = (*_EVALUATIONS, "few-labels", TRANSFER, CLASSIFIER)
 
@@ -60,7 +62,7 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.folder = RunFolder(expand_user(path))
         self.recipe = self.folder.recipe()
-        self._images: dict[tuple[str, str | None], Dataset] | None = None
+        self._images: dict[tuple[str, str], Dataset] | None = None
 
     @property
     def path(self) -> Path:
@@ -70,44 +72,57 @@ class Run:
         """Returns the trained network in eval mode: images in, pooled features out."""
         return self.folder.load_backbone(device)
 
-    def request(self, data: str | Path | None = None, labels: str | Path | None = None) -> DataRequest:
+    def data_config(self, data: Data = None, labels: Data = None) -> DataConfig:
         """Returns the run's own data and labels, or those that are given instead."""
         if data is not None:
-            return DataRequest.of(data, labels)
-        request = self.folder.request()
-        if request.runs_command:  # the folder may be somebody else's
+            return DataConfig.resolve(data, labels)
+        data_config = self.folder.data_config()
+        if data_config.runs_command:  # the folder may be somebody else's
             raise BadInput(
-                f"the data of {self.path} is a shell command, {request.data}; to run it, give it with --data"
+                f"the data of {self.path} is a shell command, {data_config.data}; to run it, give it with --data"
             )
-        if missing := request.missing_download():
+        if missing := data_config.missing_download():
             raise BadInput(
                 f"{missing}, the data of {self.path}, is not on this machine; to fetch it, give it with --data"
             )
-        return request if labels is None else replace(request, labels=DataRequest.of(None, labels).labels)
+        return data_config if labels is None else replace(data_config, labels=DataConfig.resolve(None, labels).labels)
 
-    def recipe_for(self, data: str | Path | None = None, labels: str | Path | None = None) -> Resolved:
+    def _recorded_request(self, data: Data) -> DataConfig:
+        """Returns the origin of the images, without the checks of `data_config`."""
+        return self.folder.data_config() if data is None else DataConfig.resolve(data)
+
+    def recipe_for(self, data: Data = None, labels: Data = None) -> ResolvedRecipe:
         """Returns the run's recipe; labels of other images, or of a list, are taken as they are."""
         if data is None and labels is None:
             return self.recipe
         return replace(self.recipe, label_share=1.0, labels_per_class=0, label_noise=0.0, coarse_labels="none")
 
-    def _load_other(self, data: str | Path, labels: Path | None = None) -> Dataset:
-        """Loads other images than the run's; what fits in memory is decided anew, for they may be many more."""
-        recipe = Recipe(**asdict(self.recipe_for(data)))
-        if recipe.cache == "ram":
-            recipe = replace(recipe, cache=AUTO)
-        return load_dataset(open_source(data), recipe, self.recipe.size, labels=labels)
+    def data(self, data: Data = None, labels: Data = None) -> Dataset:
+        """Returns the images of the run, which must not have changed since, or others.
 
-    def data(self, data: str | Path | None = None) -> Dataset:
-        """Returns the images of the run, which must not have changed since, or others."""
-        return self._once((str(data), None), lambda: self._load(data))
-
-    def _once(self, key: tuple[str, str | None], load: Callable[[], Dataset]) -> Dataset:
+        labels: a list of labels that replaces their own.
+        """
         if self._images is None:
-            return load()
+            return self._load(data, labels)
+        key = str(data), str(labels)
         if key not in self._images:
-            self._images[key] = load()
+            self._images[key] = self._load(data, labels)
         return self._images[key]
+
+    def _load(self, data: Data, labels: Data) -> Dataset:
+        data_config, recipe = self.data_config(data, labels), self.recipe_for(data, labels)
+        if data is not None:
+            other = Recipe(**asdict(recipe))
+            if other.cache == "ram":  # what fits in memory is decided anew, for they may be many more
+                other = replace(other, cache=AUTO)
+            names = None if data_config.labels is None else Path(data_config.labels)
+            return load_dataset(open_source(data), other, self.recipe.size, labels=names)
+        images = self.folder.load_images(open_source(data_config.data), data_config, recipe, self.recipe.size)
+        if labels is None:
+            self.folder.check_same_images(images)
+        else:
+            self.folder.check_same_paths(images)
+        return images
 
     @contextmanager
     def images_kept(self) -> Iterator[None]:
@@ -119,12 +134,7 @@ class Run:
             self._images = None
 
     def evaluate(
-        self,
-        metric: str = "knn",
-        data: str | Path | None = None,
-        device: str = "auto",
-        workers: int | None = None,
-        **options: Any,
+        self, metric: str = "knn", data: Data = None, device: str = "auto", workers: int | None = None, **options: Any
     ) -> dict[str, float]:
         """Returns per cent by name, e.g. {"1-nn": 81.2, "20-nn": 83.0, …}; results/ has intervals and protocol.
 
@@ -137,12 +147,7 @@ class Run:
         return dict(self.evaluation(metric, data, device, workers, **options)["figures"])
 
     def evaluation(
-        self,
-        metric: str = "knn",
-        data: str | Path | None = None,
-        device: str = "auto",
-        workers: int | None = None,
-        **options: Any,
+        self, metric: str = "knn", data: Data = None, device: str = "auto", workers: int | None = None, **options: Any
     ) -> dict[str, Any]:
         """Evaluates as `evaluate` does; returns the whole record that it writes to results/."""
         check_metric(metric, data)
@@ -152,24 +157,14 @@ class Run:
         return self._save(metric, result, data, where, about, options)
 
     def references(
-        self,
-        metric: str = "knn",
-        data: str | Path | None = None,
-        device: str = "auto",
-        workers: int | None = None,
-        **options: Any,
+        self, metric: str = "knn", data: Data = None, device: str = "auto", workers: int | None = None, **options: Any
     ) -> dict[str, dict[str, float]]:
         """Returns the same of the network before training and, for knn, of raw pixels: what learning has to beat."""
         records = self.reference_evaluations(metric, data, device, workers, **options)
         return {name: record["figures"] for name, record in records.items()}
 
     def reference_evaluations(
-        self,
-        metric: str = "knn",
-        data: str | Path | None = None,
-        device: str = "auto",
-        workers: int | None = None,
-        **options: Any,
+        self, metric: str = "knn", data: Data = None, device: str = "auto", workers: int | None = None, **options: Any
     ) -> dict[str, dict[str, Any]]:
         """Returns the records of the references, by name."""
         check_metric(metric, data)
@@ -189,39 +184,31 @@ class Run:
             name: self._save(metric, result, data, where, {"of": name}, options) for name, result in results.items()
         }
 
-    def result_file(self, metric: str = "knn", data: str | Path | None = None, of: str = "", **options: Any) -> Path:
+    def result_file(self, metric: str = "knn", data: Data = None, of: str = "", **options: Any) -> Path:
         """Returns where an evaluation is written: results/knn.json; for other data, lists or a suite with their names
         and a hash of their full paths."""
         sources = _named_sources(metric, data, options)
-        full = [DataRequest.of(source).data for source in sources]
+        full = [DataConfig.resolve(source).data for source in sources]
         mark = [sha256("\n".join(full).encode()).hexdigest()[:8]] if full else []
         return self._result_path(metric, *map(_stem, sources), *mark, of)
 
     def _result_path(self, *names: str) -> Path:
         return self.folder.results / f"{'-'.join(name.replace(' ', '-') for name in names if name)}.json"
 
-    def result(
-        self, metric: str = "knn", data: str | Path | None = None, of: str = "", **options: Any
-    ) -> dict[str, Any]:
+    def result(self, metric: str = "knn", data: Data = None, of: str = "", **options: Any) -> dict[str, Any]:
         """Returns the record of an evaluation that was written last: figures, measures with intervals, protocol."""
         file = self.result_file(metric, data, of, **options)
         old = self._result_path(metric, *map(_stem, _named_sources(metric, data, options)), of)
         found = file if file.exists() or not old.exists() else old  # the name without a hash, as it once was
         record: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
-        if found != file and data is not None and record.get("data") != DataRequest.of(data).data:
+        if found != file and data is not None and record.get("data") != DataConfig.resolve(data).data:
             raise FileNotFoundError(f"{file} does not exist, and {old} is of {record.get('data')}")
         return record
 
     def _evaluate(
-        self,
-        metric: str,
-        backbone: nn.Module,
-        data: str | Path | None,
-        device: torch.device,
-        workers: int,
-        options: dict[str, Any],
+        self, metric: str, backbone: nn.Module, data: Data, device: torch.device, workers: int, options: dict[str, Any]
     ) -> Result:
-        features = FeatureExtractor(backbone, self.recipe.size, device, workers, self.folder.features)
+        features = self._features(backbone, device, workers)
         if metric == TRANSFER:
             return self._transfer(features, workers, **options)
         if metric == "few-labels":
@@ -230,7 +217,10 @@ class Run:
             return self._classifier(features, data)
         return _EVALUATIONS[metric](features, self.data(data), **options)
 
-    def _classifier(self, extractor: FeatureExtractor, data: str | Path | None) -> Result:
+    def _features(self, backbone: nn.Module, device: torch.device, workers: int) -> FeatureExtractor:
+        return FeatureExtractor(backbone, self.recipe.size, device, workers, self.folder.features)
+
+    def _classifier(self, extractor: FeatureExtractor, data: Data) -> Result:
         images, names = self.data(data), self.folder.classifier()["classes"]
         held_out = EvaluationSet.of(images, names)
         if held_out is None:
@@ -239,17 +229,14 @@ class Run:
         protocol = {"transform": extractor.transform, "test images": len(held_out.split), "classes": len(names)}
         return Result({CLASSIFIER: held_out.accuracy(scores)}, protocol | {"test split": images.test_origin})
 
-    def _few_labels(
-        self, features: FeatureExtractor, data: str | Path | None, lists: Sequence[str | Path] = ()
-    ) -> Result:
+    def _few_labels(self, features: FeatureExtractor, data: Data, lists: Sequence[str | Path] = ()) -> Result:
         images, seed = self.data(data), self.recipe.seed
         few = seeded_subsets(images, seed) if not lists else [self._few(Path(file), data) for file in lists]
         return evaluate_few_labels(features, images, few, seed)
 
-    def _few(self, file: Path, data: str | Path | None) -> LabelSubset:
+    def _few(self, file: Path, data: Data) -> LabelSubset:
         """Returns the training images that a list names, with the labels it gives them."""
-        request = self.folder.request() if data is None else DataRequest.of(data)
-        source = open_source(request.data)
+        source = open_source(self._recorded_request(data).data)
         names = read_label_list(source, expand_user(file))["train"]
         return subset_from_list(file, dict(zip(source.train.images.paths, names, strict=True)), self.data(data))
 
@@ -262,18 +249,19 @@ class Run:
         storage: str | None = None,
         ray: bool = False,
     ) -> Result:
-        say = Screen().print
-        sets = paper_suite(say) if suite is None else read_suite(expand_user(suite))
+        log = Screen().print
+        sets = paper_suite(log) if suite is None else read_suite(expand_user(suite))
         folder, seed = self.folder.results / "transfer", self.recipe.seed
-        search = make_search(folder, trials=trials, processes=max(1, workers), seed=seed, storage=storage, ray=ray)
-        result = evaluate_transfer(features, sets, search, seed, trials, say)
+        tuner = make_tuner(folder, trials=trials, processes=max(1, workers), seed=seed, storage=storage, ray=ray)
+        result = evaluate_transfer(features, sets, tuner, seed, trials, log)
         by = "Ray Tune, OptunaSearch, ASHA" if ray else "Optuna, TPE, successive halving"
-        return result.with_protocol({"searched with": f"{by}, in {max(1, workers)} processes"})
+        searched = {"searched with": f"{by}, in {max(1, workers)} processes"}
+        return replace(result, protocol=result.protocol | searched)
 
     def suspects(
         self,
-        data: str | Path | None = None,
-        labels: str | Path | None = None,
+        data: Data = None,
+        labels: Data = None,
         least: float = THRESHOLD,
         device: str = "auto",
         workers: int | None = None,
@@ -283,54 +271,35 @@ class Run:
         least: the lowest score that makes a suspect, from 0 (all of them) to 1.
         """
         where = pick_device(device)
-        images = self.relabelled(data, labels)
-        features = FeatureExtractor(
-            self.backbone(where), self.recipe.size, where, worker_count(workers), self.folder.features
-        )
-        return find_label_issues(features, images, least)
-
-    def relabelled(self, data: str | Path | None, labels: str | Path | None) -> Dataset:
-        """Returns the run's images or others, with the labels of a list instead of their own, where one is given."""
-        if labels is None:
-            return self.data(data)
-        return self._once((str(data), str(labels)), lambda: self._relabel(data, labels))
-
-    def _relabel(self, data: str | Path | None, labels: str | Path) -> Dataset:
-        request, recipe = self.request(data, labels), self.recipe_for(data, labels)
-        if data is not None:
-            return self._load_other(data, Path(request.labels or ""))
-        images = self.folder.load_images(open_source(request.data), request, recipe, self.recipe.size)
-        self.folder.check_same_paths(images)
-        return images
-
-    def _load(self, data: str | Path | None) -> Dataset:
-        request = self.request(data)
-        if data is not None:
-            return self._load_other(data)
-        images = self.folder.load_images(open_source(request.data), request, self.recipe, self.recipe.size)
-        self.folder.check_same_images(images)
-        return images
+        images = self.data(data, labels)
+        return find_label_issues(self._features(self.backbone(where), where, worker_count(workers)), images, least)
 
     def _save(
         self,
         metric: str,
         result: Result,
-        data: str | Path | None,
+        data: Data,
         device: torch.device,
         about: dict[str, str],
         options: dict[str, Any],
     ) -> dict[str, Any]:
-        request = self.folder.request() if data is None else DataRequest.of(data)
-        # The sets of a transfer are in its protocol.
-        sources = {} if metric == TRANSFER else {"data": request.data, "val": request.val}
-        record = {"metric": metric, **sources, "recipe": self.recipe.name, **about}
-        record |= {"written": datetime.now(UTC).isoformat(timespec="seconds"), **describe_machine(str(device))}
-        record |= result.report()
+        record = result_header(metric, self._recorded_request(data), self.recipe, about, device) | result.report()
         self.folder.save_result(self.result_file(metric, data, about.get("of", ""), **options), record)
         return record
 
 
-def _named_sources(metric: str, data: str | Path | None, options: dict[str, Any]) -> list[str | Path]:
+def result_header(
+    metric: str, data_config: DataConfig, recipe: Recipe, about: dict[str, str], device: torch.device
+) -> dict[str, Any]:
+    """Returns what a result holds beside its figures and protocol."""
+    # The sets of a transfer are in its protocol.
+    sources = {} if metric == TRANSFER else {"data": data_config.data, "val": data_config.val}
+    written = datetime.now(UTC).isoformat(timespec="seconds")
+    header = {"metric": metric, **sources, "recipe": recipe.name, **about, "written": written}
+    return header | describe_machine(str(device))
+
+
+def _named_sources(metric: str, data: Data, options: dict[str, Any]) -> list[str | Path]:
     """Returns what an evaluation was given beside the run's own images."""
     sources = [] if data is None or metric == TRANSFER else [data]
     return [*sources, *options.get("lists", ()), *filter(None, [options.get("suite")])]
@@ -340,7 +309,7 @@ def _stem(source: str | Path) -> str:
     return re.sub(r"[^\w.-]+", "-", expand_user(source).absolute().stem)
 
 
-def check_metric(metric: str, data: str | Path | None = None) -> None:
+def check_metric(metric: str, data: Data = None) -> None:
     if metric not in METRICS:
         hint = did_you_mean(metric, METRICS, f"use {', '.join(METRICS)}")
         raise BadInput(f"unknown evaluation {metric!r}; {hint}")

@@ -14,7 +14,7 @@ from torch import Tensor
 from cmsf.data import Dataset, SupportSampler, load_batches
 from cmsf.data.transforms import Batch, Crop
 from cmsf.method.losses import SUPPORT
-from cmsf.recipes.recipe import Resolved
+from cmsf.recipes.recipe import ResolvedRecipe
 from cmsf.utils.distributed import World
 from cmsf.utils.errors import BadInput
 
@@ -22,22 +22,24 @@ from cmsf.utils.errors import BadInput
 class TrainingBatches:
     """Draws the batches of a run, from any step on; of several processes, each reads its share."""
 
-    def __init__(self, recipe: Resolved, data: Dataset, world: World) -> None:
+    def __init__(self, recipe: ResolvedRecipe, data: Dataset, world: World) -> None:
         self.recipe, self.images, self.world = recipe, data.train, world
         self.steps_per_epoch = len(data.train) // recipe.batch_size  # the last incomplete batch is dropped
         self.total = self.steps_per_epoch * recipe.epochs
 
     def batches(
-        self, step: int, crops: Mapping[int, Crop], device: torch.device, workers: int, say: Callable[[str], None]
+        self, step: int, crops: Mapping[int, Crop], device: torch.device, workers: int, warn: Callable[[str], None]
     ) -> Iterator[tuple[Batch, Batch | None]]:
         """Yields the batches from `step` on; an image that one process cannot read stops all at the same step."""
         crops, support = dict(crops), cast(Iterator[Batch | None], repeat(None))
-        read = partial(load_batches, self.images, seed=self.recipe.seed, device=device, workers=workers, warn=say)
+        read = partial(load_batches, self.images, seed=self.recipe.seed, device=device, workers=workers, warn=warn)
         if SUPPORT in crops:
-            support = read(self.world.fail_together(lambda: self._support_plan(step)), {SUPPORT: crops.pop(SUPPORT)})
+            support = read(
+                self.world.raise_on_all_ranks(lambda: self._support_plan(step)), {SUPPORT: crops.pop(SUPPORT)}
+            )
         pairs = zip(read(self._plan(step), crops), support, strict=False)
         for _ in range(step, self.total):
-            yield self.world.fail_together(lambda: next(pairs))
+            yield self.world.raise_on_all_ranks(lambda: next(pairs))
 
     def _plan(self, first: int) -> Iterator[tuple[int, Int[Tensor, " b"]]]:
         """Yields the epoch and this process's share of the images of every step."""

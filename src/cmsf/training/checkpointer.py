@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ import torch
 from cmsf.data import Dataset
 from cmsf.method.build import make_learner
 from cmsf.method.learner import Learner
-from cmsf.recipes.recipe import Resolved
+from cmsf.recipes.recipe import ResolvedRecipe
 from cmsf.runs import checkpoint
 from cmsf.runs.checkpoint import CACHE, CHANGED, PROGRESS, STATE, Checkpoint, CheckpointFile, CorruptCheckpoint
 from cmsf.runs.folder import RunFolder
@@ -34,13 +33,13 @@ class Checkpointer:
     def __init__(
         self,
         folder: Path,
-        recipe: Resolved,
+        recipe: ResolvedRecipe,
         learner: Learner,
-        say: Callable[[str], None],
+        warn: Callable[[str], None],
         options: TrainingOptions = TrainingOptions(),
     ) -> None:
         self.folder, self.recipe, self.learner, self.world = folder, recipe, learner, learner.world
-        self.say, self.options = say, options
+        self.warn, self.options = warn, options
         self.latest: Checkpoint | None = None
         self.saved_step, self._saved_at = 0, time.monotonic()
         self._full_cache: CheckpointFile | None = None  # the cache on the disk that changes count from
@@ -65,7 +64,7 @@ class Checkpointer:
             except CorruptCheckpoint as error:
                 errors.append(f"{path.name}: {str(error)[:80]}")
                 self._corrupt.append(path)
-                self.say(f"checkpoint {path.name} cannot be used: {error}")
+                self.warn(f"checkpoint {path.name} cannot be used: {error}")
                 continue
             self.latest, self._full_cache = candidate, candidate.parts.get(CACHE)
             self.saved_step = candidate.step
@@ -79,8 +78,7 @@ class Checkpointer:
         return False
 
     def _check_recipe(self, candidate: Checkpoint) -> None:
-        differences = self.recipe.differences(candidate.recipe)
-        if differences:
+        if differences := self.recipe.differences(candidate.recipe):
             raise BadInput(
                 f"checkpoint {candidate.path.name} has another recipe than its run ({first_few(differences, 3)}); "
                 "restore the recipe.yaml or the checkpoints that belong together"
@@ -110,10 +108,10 @@ class Checkpointer:
         contents: dict[str, Any] = {STATE: checkpoint.state_dict(self.learner) | {PROGRESS: extra}}
         older = {}
         if cache is not None and needed == 2:
-            contents[CACHE] = checkpoint.cache_state(cache)
+            contents[CACHE] = {"embedding": cache.snapshot()}
             self._full_cache = None  # until this one is on the disk
         elif cache is not None:
-            contents[CHANGED] = checkpoint.cache_changes(cache)
+            contents[CHANGED] = dict(zip(("index", "embedding"), cache.changes(), strict=True))
             older = {} if self._full_cache is None else {CACHE: self._full_cache}
         if self.world.is_main:
             self._writing = self._writer.submit(checkpoint.save, self.folder, step, self.recipe, contents, older)
@@ -125,7 +123,7 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Waits until the pending checkpoint is on the disk, or raises its error in all processes."""
-        self.world.fail_together(self._wait)
+        self.world.raise_on_all_ranks(self._wait)
 
     def _wait(self) -> None:
         if self._writing is not None:
@@ -140,7 +138,7 @@ class Checkpointer:
         try:
             self.wait()
         except FullDisk as error:
-            self.say(str(error))
+            self.warn(str(error))
         (self.saved_step,) = self.world.all_reduce_max(self._latest_step)
 
     @contextmanager
@@ -151,7 +149,7 @@ class Checkpointer:
         except FullDisk as error:
             if self.options.on_full_disk == "stop":
                 raise
-            self.say(f"{error}; training continues (--on-full-disk), and {self.resume_hint()}")
+            self.warn(f"{error}; training continues (--on-full-disk), and {self.resume_hint()}")
 
     def resume_hint(self) -> str:
         return f"the same command resumes from step {max(self.saved_step, self._latest_step)}"
@@ -163,17 +161,15 @@ class Checkpointer:
     def __enter__(self) -> Checkpointer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._writer.shutdown(wait=True)
 
 
 def load_learner(
-    folder: RunFolder, recipe: Resolved, data: Dataset, device: torch.device, say: Callable[[str], None]
+    folder: RunFolder, recipe: ResolvedRecipe, data: Dataset, device: torch.device, warn: Callable[[str], None]
 ) -> Learner:
     """Builds the learner of a run and restores its latest checkpoint."""
     learner = make_learner(recipe, data.train.label, device)
-    if not Checkpointer(folder.checkpoints, recipe, learner, say).load_latest():
+    if not Checkpointer(folder.checkpoints, recipe, learner, warn).load_latest():
         raise BadInput(f"{folder.checkpoints} has no checkpoint of this version")
     return learner

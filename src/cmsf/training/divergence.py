@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from cmsf.method.learner import Diverged, Learner
-from cmsf.recipes.recipe import Resolved
+from cmsf.recipes.recipe import ResolvedRecipe
 from cmsf.runs.checkpoint import Checkpoint
 from cmsf.runs.folder import RunFolder
-from cmsf.utils.files import FullDisk
+from cmsf.utils.files import FullDisk, write_json
 
 _SHOWN = 20
 
@@ -32,13 +32,8 @@ def _describe_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def _json_number(value: float) -> float | str:
-    """JSON has no NaN and no infinity: they become text."""
-    return value if math.isfinite(value) else str(value)
-
-
 def diagnose(
-    error: Diverged, step: int, total: int, recipe: Resolved, learner: Learner, latest: Checkpoint | None
+    error: Diverged, step: int, total: int, recipe: ResolvedRecipe, learner: Learner, latest: Checkpoint | None
 ) -> tuple[str, dict[str, Any]]:
     """Returns one line for the user, and a record: step, losses, and which tensors are NaN or inf."""
     left = "there is no checkpoint yet" if latest is None else f"the last checkpoint, {latest.path.name}, is kept"
@@ -49,7 +44,8 @@ def diagnose(
         "after step": step,
         "of steps": total,
         "epoch": step * recipe.epochs // total,
-        "losses": {name: _json_number(loss) for name, loss in error.losses.items()},
+        # JSON has no NaN and no infinity: they become text.
+        "losses": {name: loss if math.isfinite(loss) else str(loss) for name, loss in error.losses.items()},
         "lr": learner.optimizer.param_groups[0]["lr"],
         "precision": recipe.precision,
         "loss scale": learner.scaler.get_scale() if learner.scaler.is_enabled() else None,
@@ -62,7 +58,8 @@ def diagnose(
 def write_diagnosis(folder: RunFolder, about: dict[str, Any], index: Sequence[int], paths: Sequence[str]) -> str:
     """Writes the record with the images of the last batch; returns where, or "" where the disk is full."""
     try:
-        folder.save_divergence(about | {"batch": {"index": list(index), "path": [paths[i] for i in index]}})
+        about |= {"batch": {"index": list(index), "path": [paths[i] for i in index]}}
+        write_json(folder.divergence_file, about, indent=1, ensure_ascii=False)
     except FullDisk:
         return ""
     return f"; {folder.divergence_file} says more"

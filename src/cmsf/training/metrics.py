@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -15,6 +16,7 @@ from cmsf.analysis.collapse import EmbeddingStats
 from cmsf.analysis.neighbourhood import NeighbourhoodStats, histogram
 from cmsf.analysis.pseudo_labels import summarise_guesses
 from cmsf.method.losses import LossOutput
+from cmsf.utils.numbers import is_integer
 
 
 def step_line(
@@ -39,8 +41,9 @@ class EpochTotals:
 
     def add(self, output: LossOutput) -> None:
         # Kept on the device: no step waits for it just to be counted.
-        for name, loss in _losses(output).items():
-            self.losses.setdefault(name, []).append(loss)
+        parts = {f"loss_{name}": part for name, part in output.parts.items()}
+        for name, loss in {"loss": output.loss, **parts}.items():
+            self.losses.setdefault(name, []).append(loss.detach())
 
     def add_guesses(self, counts: Int[Tensor, " counts"]) -> None:
         self.guesses = counts if not len(self.guesses) else torch.as_tensor(self.guesses).to(counts) + counts
@@ -48,9 +51,10 @@ class EpochTotals:
     def add_inspected(self, neighbourhood: NeighbourhoodStats | None, variety: EmbeddingStats) -> None:
         self.spreads.append(variety.spread)
         self.effective_ranks.append(variety.effective_rank)
-        if neighbourhood is not None:
-            self.unconstrained += neighbourhood.unconstrained.tolist()
-        if neighbourhood is not None and neighbourhood.chosen:
+        if neighbourhood is None:
+            return
+        self.unconstrained += neighbourhood.unconstrained.tolist()
+        if neighbourhood.chosen:
             self.constrained += neighbourhood.constrained.tolist()
             self.as_far += neighbourhood.as_far.tolist()
             self.ranks += neighbourhood.rank.tolist()
@@ -82,18 +86,13 @@ class EpochTotals:
             raise ValueError("its totals have other entries")
         losses = state["losses"]
         columns = [state[name] for name in state if name != "losses"]
-        if not isinstance(losses, dict) or not all(_are_numbers(column) for column in (*losses.values(), *columns)):
+        if not isinstance(losses, dict) or not all(map(_is_list_of_numbers, (*losses.values(), *columns))):
             raise ValueError("its totals are not numbers")
         return cls(**state)
 
     def state_dict(self) -> dict[str, Any]:
         losses = {name: [float(loss) for loss in values] for name, values in self.losses.items()}
         return asdict(self) | {"losses": losses, "guesses": torch.as_tensor(self.guesses).tolist()}
-
-
-def _losses(output: LossOutput) -> dict[str, Tensor]:
-    parts = {f"loss_{name}": part.detach() for name, part in output.parts.items()}
-    return {"loss": output.loss.detach()} | parts
 
 
 def _summary(neighbourhood: NeighbourhoodStats) -> dict[str, float]:
@@ -106,23 +105,16 @@ def _summary(neighbourhood: NeighbourhoodStats) -> dict[str, float]:
         "purity_constrained": float(neighbourhood.constrained.nanmean()),
         "purity_as_far": float(neighbourhood.as_far.nanmean()),
         "rank_mean": float(ranks.mean()),
-        "rank_median": _median(ranks),
+        "rank_median": float(np.median(ranks.numpy(force=True))) if len(ranks) else math.nan,
     }
-
-
-def _median(values: Float[Tensor, " n"]) -> float:
-    if not len(values):
-        return math.nan
-    ordered = values.sort().values
-    return float((ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2)
 
 
 def _doubles(values: list[float]) -> Float[Tensor, " n"]:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _are_numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) in (int, float) for value in values)
+def _is_list_of_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(is_integer(value) or isinstance(value, float) for value in values)
 
 
 class Throughput:

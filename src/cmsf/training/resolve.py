@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import torch
@@ -11,7 +12,7 @@ from cmsf.method.build import embeds_third_view, has_companions, make_loss
 from cmsf.method.losses import Loss
 from cmsf.models.backbones import feature_width, make_backbone
 from cmsf.models.precision import Precision
-from cmsf.recipes.recipe import AUTO, Recipe, Resolved
+from cmsf.recipes.recipe import AUTO, Recipe, ResolvedRecipe
 from cmsf.utils.errors import BadInput
 from cmsf.utils.memory import available_memory
 
@@ -23,13 +24,29 @@ _AUTO_LABELLED, _AUTO_SUPPORT = 64, 640
 """Labelled images beside a batch: FixMatch's and PAWS's on CIFAR-10."""
 _MOST_SUPPORT_CLASSES = 200
 _EXPECTED_CLASSES = 10
+_PLENTY = 2**31
+"""Labelled images of each class, where their number is not known."""
 _COPIES = 4
 """Of each weight: online, target, gradient and momentum."""
+_ONLY_FOR: dict[str, tuple[str, ...]] = {
+    "temperature": ("supcon", "prototypes", "info-nce", "nnclr", "simclr", "isd", "paws"),
+    "target_temperature": ("isd",),
+    **dict.fromkeys(("constraint", "companions", "companion_k", "k", "unconstrained_weight"), ("mean-shift",)),
+    **dict.fromkeys(("pseudo_labels", "pseudo_cache", "pseudo_epochs", "pseudo_lr"), ("mean-shift",)),
+    "include_query": ("mean-shift", "supcon"),
+    "pseudo_threshold": ("mean-shift", "fixmatch"),
+    "support_classes": ("paws",),
+    "support_images": ("paws", "fixmatch"),
+    "sharpening": ("paws",),
+    "unlabelled_weight": ("fixmatch",),
+    "extra_crops": ("mean-shift", "paws"),
+}
+"""Settings that not every loss uses."""
 
 
 def resolve(
     recipe: Recipe, data: Dataset, median_side: int, processes: int = 1, bank_shares: int = 1, cache_shares: int = 1
-) -> Resolved:
+) -> ResolvedRecipe:
     """Returns the recipe with a number for every `auto`, or one message that says what does not fit.
 
     processes: on this machine; bank_shares, cache_shares: between how many processes bank and cache are divided.
@@ -39,29 +56,31 @@ def resolve(
     if images < 2:
         raise BadInput(f"{data.name} has {images} training images; at least two are needed")
     bank, batch = _bank_and_batch(recipe, loss_fn, images)
-    if recipe.objective == "mean-shift":
-        _check_neighbours(recipe, bank)
     _check_labels(recipe, loss_fn, data)
-    support = _support(recipe, data) if loss_fn.needs_support else (0, 0)
+    support = 0, 0
+    if loss_fn.needs_support:
+        present, count = data.train.label[data.train.labelled].unique(return_counts=True)
+        support = _support(recipe, count.tolist(), [data.label_names[label] for label in present.tolist()])
     resolved, width = _with_numbers(recipe, bank, batch, support, median_side, data.in_memory)
     _check_memory(resolved, width, -(-bank // bank_shares), -(-images // cache_shares), processes)
     return resolved
 
 
-def expected(recipe: Recipe, images: int, median_side: int) -> Resolved:
+def expected(recipe: Recipe, images: int, median_side: int) -> ResolvedRecipe:
     """Returns what `resolve` would for so many images of this size, not in memory, with labels of ten classes."""
     loss_fn = make_loss(recipe)
     _check_settings_used(recipe)
     bank, batch = _bank_and_batch(recipe, loss_fn, images)
-    if recipe.objective == "mean-shift":
-        _check_neighbours(recipe, bank)
-    support = _expected_support(recipe) if loss_fn.needs_support else (0, 0)
+    support = 0, 0
+    if loss_fn.needs_support:
+        classes = _EXPECTED_CLASSES if recipe.support_classes == AUTO else max(1, recipe.support_classes)
+        support = _support(recipe, [_PLENTY] * classes, [""] * classes)
     return _with_numbers(recipe, bank, batch, support, median_side, in_memory=False)[0]
 
 
 def _with_numbers(
     recipe: Recipe, bank: int, batch: int, support: tuple[int, int], median_side: int, in_memory: bool
-) -> tuple[Resolved, int]:
+) -> tuple[ResolvedRecipe, int]:
     """Returns the recipe with these numbers and those that follow from its network, and the network's width."""
     warmup = recipe.epochs // 20 if recipe.warmup_epochs == AUTO else recipe.warmup_epochs
     if warmup >= recipe.epochs:
@@ -74,12 +93,12 @@ def _with_numbers(
             f"--extra-crop-least {recipe.extra_crop_least} exceeds --extra-crop-most {recipe.extra_crop_most}; "
             "swap them"
         )
-    least = _SWAV_CROP if recipe.extra_crops else _PAPERS_CROP
+    smallest_crop = _SWAV_CROP if recipe.extra_crops else _PAPERS_CROP
     hidden = 2 * width if recipe.projection_hidden == AUTO else recipe.projection_hidden
     numbers = {
         "size": size,
-        "weak_crop": least if recipe.weak_crop == AUTO else recipe.weak_crop,
-        "strong_crop": least if recipe.strong_crop == AUTO else recipe.strong_crop,
+        "weak_crop": smallest_crop if recipe.weak_crop == AUTO else recipe.weak_crop,
+        "strong_crop": smallest_crop if recipe.strong_crop == AUTO else recipe.strong_crop,
         "extra_size": extra_size,
         "cache": "ram" if in_memory else "off",
         "bank_size": bank,
@@ -91,7 +110,7 @@ def _with_numbers(
         "projection_dim": max(2, width // 4) if recipe.projection_dim == AUTO else recipe.projection_dim,
         "prediction_hidden": hidden if recipe.prediction_hidden == AUTO else recipe.prediction_hidden,
     }
-    return Resolved(**(asdict(recipe) | numbers)), width
+    return ResolvedRecipe(**(asdict(recipe) | numbers)), width
 
 
 def _width(recipe: Recipe, size: int, extra_size: int) -> int:
@@ -111,7 +130,7 @@ def _width(recipe: Recipe, size: int, extra_size: int) -> int:
             return measure()
 
 
-def _check_memory(recipe: Resolved, width: int, rows: int, images: int, processes: int) -> None:
+def _check_memory(recipe: ResolvedRecipe, width: int, rows: int, images: int, processes: int) -> None:
     """Refuses heads, a bank and a cache that exceed the memory; rows, images: of bank and cache, in each process."""
     hidden, dim, between = recipe.projection_hidden, recipe.projection_dim, recipe.prediction_hidden
     weights = width * hidden + max(0, recipe.projection_layers - 2) * hidden**2 + hidden * dim + 2 * dim * between
@@ -134,22 +153,6 @@ def view_size(recipe: Recipe, median_side: int) -> int:
     if recipe.size != AUTO:
         return recipe.size
     return max(8, median_side) if median_side <= LARGEST_SMALL_IMAGE else 128
-
-
-_ONLY_FOR: dict[str, tuple[str, ...]] = {
-    "temperature": ("supcon", "prototypes", "info-nce", "nnclr", "simclr", "isd", "paws"),
-    "target_temperature": ("isd",),
-    **dict.fromkeys(("constraint", "companions", "companion_k", "k", "unconstrained_weight"), ("mean-shift",)),
-    **dict.fromkeys(("pseudo_labels", "pseudo_cache", "pseudo_epochs", "pseudo_lr"), ("mean-shift",)),
-    "include_query": ("mean-shift", "supcon"),
-    "pseudo_threshold": ("mean-shift", "fixmatch"),
-    "support_classes": ("paws",),
-    "support_images": ("paws", "fixmatch"),
-    "sharpening": ("paws",),
-    "unlabelled_weight": ("fixmatch",),
-    "extra_crops": ("mean-shift", "paws"),
-}
-"""Settings that not every loss uses."""
 
 
 def _check_settings_used(recipe: Recipe) -> None:
@@ -183,6 +186,8 @@ def _bank_and_batch(recipe: Recipe, loss_fn: Loss, images: int) -> tuple[int, in
         raise BadInput(f"--batch-size {batch} exceeds the {images} images; use {_auto_batch(images, most)}, or auto")
     if batch > most:
         raise BadInput(f"--batch-size {batch} exceeds --bank-size {bank}, which must hold a batch; use {bank} or less")
+    if recipe.objective == "mean-shift":
+        _check_neighbours(recipe, bank)
     return bank, batch
 
 
@@ -231,21 +236,22 @@ def _check_labels(recipe: Recipe, loss_fn: Loss, data: Dataset) -> None:
         _check_few_labels(recipe, data)
 
 
-def _support(recipe: Recipe, data: Dataset) -> tuple[int, int]:
-    """How many classes, and how many labelled images of each, come beside a batch; 0 classes: of all together."""
-    label = data.train.label[data.train.labelled]
-    present, count = label.unique(return_counts=True)
+def _support(recipe: Recipe, counts: Sequence[int], names: Sequence[str]) -> tuple[int, int]:
+    """Returns how many classes, and how many labelled images of each, come beside a batch; 0 classes: of all together.
+
+    counts: of labelled images by class; names: of these classes.
+    """
     if recipe.support_classes == 0:
-        images = min(_AUTO_LABELLED, len(label)) if recipe.support_images == AUTO else recipe.support_images
-        if not 0 < images <= len(label):
-            raise BadInput(
-                f"--support-images {images} is invalid: there are {len(label)} labelled images; use 1 to {len(label)}"
-            )
+        total = sum(counts)
+        images = min(_AUTO_LABELLED, total) if recipe.support_images == AUTO else recipe.support_images
+        if not 0 < images <= total:
+            raise BadInput(f"--support-images {images} is invalid: there are {total} labelled images; use 1 to {total}")
         return 0, images
-    classes = min(_MOST_SUPPORT_CLASSES, len(present)) if recipe.support_classes == AUTO else recipe.support_classes
-    if classes > len(present):
-        raise BadInput(f"--support-classes {classes} exceeds the {len(present)} classes with labels; use fewer")
-    fewest, rarest = int(count.min()), data.label_names[int(present[count.argmin()])]
+    classes = min(_MOST_SUPPORT_CLASSES, len(counts)) if recipe.support_classes == AUTO else recipe.support_classes
+    if classes > len(counts):
+        raise BadInput(f"--support-classes {classes} exceeds the {len(counts)} classes with labels; use fewer")
+    fewest = min(counts)
+    rarest = names[counts.index(fewest)]
     images = min(max(2, _AUTO_SUPPORT // classes), fewest) if recipe.support_images == AUTO else recipe.support_images
     if not 0 < images <= fewest:
         raise BadInput(
@@ -253,14 +259,6 @@ def _support(recipe: Recipe, data: Dataset) -> tuple[int, int]:
             "or label more"
         )
     return classes, images
-
-
-def _expected_support(recipe: Recipe) -> tuple[int, int]:
-    """The same where nothing is known of the labels."""
-    if recipe.support_classes == 0:
-        return 0, _AUTO_LABELLED if recipe.support_images == AUTO else recipe.support_images
-    classes = _EXPECTED_CLASSES if recipe.support_classes == AUTO else recipe.support_classes
-    return classes, max(2, _AUTO_SUPPORT // classes) if recipe.support_images == AUTO else recipe.support_images
 
 
 def _check_few_labels(recipe: Recipe, data: Dataset) -> None:

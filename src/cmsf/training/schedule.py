@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cmsf.recipes.recipe import Resolved
+from cmsf.recipes.recipe import ResolvedRecipe
 
 
 @dataclass(frozen=True)
 class Schedule:
-    recipe: Resolved
+    recipe: ResolvedRecipe
     steps_per_epoch: int
 
     @property

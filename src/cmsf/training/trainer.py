@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +22,11 @@ from cmsf.evaluation.features import batch_count, clean_views, eval_mode
 from cmsf.method.learner import Diverged, Learner
 from cmsf.method.losses import LossOutput
 from cmsf.method.rows import Rows
-from cmsf.recipes.recipe import Resolved
+from cmsf.models.weights import save_weights
+from cmsf.recipes.recipe import ResolvedRecipe
 from cmsf.runs.checkpoint import CorruptCheckpoint
 from cmsf.runs.folder import RunFolder
-from cmsf.runs.log import MetricsLog, NullLog
+from cmsf.runs.log import MetricsLog, readable_epoch_lines
 from cmsf.training.batches import TrainingBatches
 from cmsf.training.checkpointer import Checkpointer
 from cmsf.training.divergence import diagnose, write_diagnosis
@@ -34,6 +37,7 @@ from cmsf.training.signals import SignalHandler, Stopped
 from cmsf.training.validation import Validator
 from cmsf.utils.errors import BadInput, FailedElsewhere, Interrupted
 from cmsf.utils.files import FullDisk
+from cmsf.utils.numbers import is_integer
 from cmsf.utils.progress import track
 from cmsf.utils.screen import Screen
 
@@ -43,7 +47,7 @@ class Trainer:
 
     def __init__(
         self,
-        recipe: Resolved,
+        recipe: ResolvedRecipe,
         learner: Learner,
         data: Dataset,
         folder: RunFolder,
@@ -67,13 +71,12 @@ class Trainer:
         self.collapse = CollapseDetector(0.0 if learner.loss_fn.learns_from_labels else RANK_FLOOR)
         self.last_index = torch.empty(0, dtype=torch.int64)  # the images of the last batch
         self.checkpointer = Checkpointer(folder.checkpoints, recipe, learner, screen.print, options)
-        if self.world.fail_together(lambda: self.checkpointer.load_latest(self._load_progress)):
+        if self.world.raise_on_all_ranks(lambda: self.checkpointer.load_latest(self._load_progress)):
             screen.print(f"resuming from step {self.step} of {self.schedule.total}")
         elif folder.metrics_file.exists() and folder.metrics_file.stat().st_size:
             screen.print("there is no checkpoint, so training begins again at step 0")
         self.world.check_same(self.step, "a checkpoint of step")
-        self.log: MetricsLog | NullLog = NullLog()
-        if self.world.is_main:
+        if self.world.is_main:  # the others have none
             self.log = MetricsLog(folder.metrics_file, folder.tensorboard, self.metrics_length, self.step, screen.print)
         self.since_log = self.since_epoch = Throughput(self.step)
 
@@ -83,7 +86,7 @@ class Trainer:
             totals = EpochTotals.from_state(progress["totals"])
             self.collapse.load_state_dict(progress["watch"])
             step, length = progress["step"], progress["metrics_length"]
-            if type(length) is not int or length < 0 or not 0 < step <= self.schedule.total:
+            if not is_integer(length) or length < 0 or not 0 < step <= self.schedule.total:
                 raise ValueError(f"step {step} is not one of {self.schedule.total}")
         except (ValueError, KeyError) as error:
             raise CorruptCheckpoint(str(error)) from None
@@ -92,9 +95,13 @@ class Trainer:
     def fit(self) -> None:
         """Trains to the end and writes the backbone, or raises what stopped it after saving a checkpoint."""
         panel = self.screen.training_panel(
-            self.recipe.name, self.recipe.epochs, self.schedule.total, self.step, self.log.epochs
+            self.recipe.name,
+            self.recipe.epochs,
+            self.schedule.total,
+            self.step,
+            partial(readable_epoch_lines, self.folder.metrics_file),
         )
-        with self.log, panel, self.signals, self.checkpointer:
+        with self.log if self.world.is_main else nullcontext(), panel, self.signals, self.checkpointer:
             try:
                 self._train_or_save()
             except Diverged as error:
@@ -102,7 +109,7 @@ class Trainer:
                 raise BadInput(message) if self.world.is_main else FailedElsewhere(message) from None
         try:
             with self.signals:
-                self.world.fail_together(self._save_results)
+                self.world.run_on_main(self._save_results, None)
         except Interrupted as error:
             raise Stopped(error.signal_number, saved=self.checkpointer.saved_step == self.step) from None
         except FailedElsewhere:
@@ -116,7 +123,7 @@ class Trainer:
             self._train()
             with self.checkpointer.full_disk_policy():
                 self.checkpointer.wait()
-            self.world.fail_together(self.log.synced_length)
+            self._sync_log()
             self.checkpointer.finish()
         except Interrupted as error:
             raise Stopped(error.signal_number, saved=self._save_last_checkpoint()) from None
@@ -187,7 +194,7 @@ class Trainer:
         line = step_line(epoch, output, neighbourhood, variety) | schedules
         line["images_per_second"] = self.since_log.images_per_second(self.step, self.recipe.batch_size)
         with self.checkpointer.full_disk_policy():
-            self.world.fail_together(lambda: self.log.write("step", self.step, line))
+            self.world.run_on_main(lambda: self.log.write("step", self.step, line), None)
         self.screen.step(self.step, line)
         self.since_log = Throughput(self.step)
         if epoch > 0:  # a network may start with embeddings that are all alike
@@ -201,9 +208,10 @@ class Trainer:
         if self.learner.supervision.pseudo_labels is not None:
             line["pseudo_cost"] = self.since_epoch.share(self.learner.supervision.seconds)
         if self.validator.is_due(epochs):
-            line |= self.world.fail_together(self._validate)
+            accuracies: dict[str, float] = self.world.run_on_main(self._validate, {})
+            line |= accuracies
         with self.checkpointer.full_disk_policy():
-            self.world.fail_together(lambda: self.log.write("epoch", self.step, line))
+            self.world.run_on_main(lambda: self.log.write("epoch", self.step, line), None)
         self.screen.epoch(line)
         self.totals = EpochTotals()
         self.since_log = self.since_epoch = Throughput(self.step)
@@ -212,9 +220,6 @@ class Trainer:
             self.after_epoch()
 
     def _validate(self) -> dict[str, float]:
-        """Validates in the main process; the others wait for it."""
-        if not self.world.is_main:
-            return {}
         with self.signals.interruptible():
             return self.validator.validate()
 
@@ -242,7 +247,7 @@ class Trainer:
                     batches = track(views, "labelled images", batch_count(images))
                     return torch.cat([encoders.embed(batch).embedding for batch in batches])
 
-            return self.world.fail_together(embed)
+            return self.world.raise_on_all_ranks(embed)
 
     def _check_finite(self) -> None:
         (broken,) = self.world.all_reduce_max(not self.learner.encoders.is_finite())
@@ -280,8 +285,11 @@ class Trainer:
             "totals": self.totals.state_dict(),
             "watch": self.collapse.state_dict(),
             "step": self.step,
-            "metrics_length": self.world.fail_together(self.log.synced_length),
+            "metrics_length": self._sync_log(),
         }
+
+    def _sync_log(self) -> int:
+        return self.world.run_on_main(lambda: self.log.synced_length(), 0)
 
     def _save_last_checkpoint(self) -> bool:
         """Saves before an exit that happens anyway; returns whether there was room."""
@@ -295,12 +303,10 @@ class Trainer:
         return self.checkpointer.saved_step == self.step
 
     def _save_results(self) -> None:
-        """Writes the backbone, its classifier and the picture of neighbours, in the main process."""
-        if not self.world.is_main:
-            return
+        """Writes the backbone, its classifier and the picture of neighbours."""
         with self.signals.interruptible():
             backbone = self.learner.encoders.online.backbone
-            self.folder.save_backbone(backbone)
+            save_weights(backbone, self.folder.backbone_file)
             self.validator.save_classifier(self.folder)
             self.folder.divergence_file.unlink(missing_ok=True)  # of an attempt before this one
             picture = self.folder.neighbours_picture

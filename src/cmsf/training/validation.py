@@ -10,13 +10,15 @@ from cmsf.evaluation import FeatureExtractor, can_evaluate, evaluate_knn
 from cmsf.evaluation.predict import predict_scores
 from cmsf.evaluation.splits import EvaluationSet
 from cmsf.models.encoders import Encoders
-from cmsf.recipes.recipe import Resolved
+from cmsf.recipes.recipe import ResolvedRecipe
 from cmsf.runs.folder import ALONG, RunFolder
 from cmsf.utils.progress import progress_prefix
 
 
 class Validator:
-    def __init__(self, recipe: Resolved, encoders: Encoders, data: Dataset, device: torch.device, workers: int) -> None:
+    def __init__(
+        self, recipe: ResolvedRecipe, encoders: Encoders, data: Dataset, device: torch.device, workers: int
+    ) -> None:
         self.recipe, self.data = recipe, data
         self.backbone, self.head = encoders.online.backbone, encoders.classifier
         self.features = FeatureExtractor(self.backbone, recipe.size, device, workers)

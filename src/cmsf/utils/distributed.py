@@ -27,15 +27,19 @@ from cmsf.utils.text import first_line
 
 T = TypeVar("T")
 
-_PATIENCE = timedelta(hours=12)
-"""Timeout of a collective: the main process may validate on a million images; gloo notices a dead process."""
-_MEETING = timedelta(minutes=30)
-"""Timeout of the rendezvous."""
+_VARIABLES = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    # Of a step: a batch script that starts one process has the numbers of the whole job too.
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+)
+"""The environment's names of rank, size, local rank and local size."""
+_COLLECTIVE_TIMEOUT = timedelta(hours=12)
+"""The main process may validate on a million images; gloo notices a dead process."""
+_RENDEZVOUS_TIMEOUT = timedelta(minutes=30)
 _BUCKET = 2**25
 """Gradients in one all-reduce: 128 MB of float32."""
 _BAD, _FULL = 1, 2
 """Why a process failed, as a number; signal numbers are added to _FULL."""
-_GONE = "another process of the run is gone"
 
 
 class FullDiskElsewhere(FullDisk, FailedElsewhere):
@@ -61,34 +65,25 @@ class World:
     @classmethod
     def from_env(cls, environment: Mapping[str, str] = os.environ) -> World:
         """Reads rank and world size from the variables that torchrun, or Slurm's srun, has set."""
-        names = (
-            ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-            # Of a step: a batch script that starts one process has the numbers of the whole job too.
-            ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
-        )
-        for rank, size, local_rank, local_size in names:
-            if rank in environment and size in environment:
-                of_node = (
-                    environment.get(local_size, "1").split("(")[0].split(",")[0]
-                )  # Slurm has 4(x2) for two times four
-                try:
-                    world = cls(
-                        int(environment[rank]),
-                        int(environment[size]),
-                        int(environment.get(local_rank, "0")),
-                        int(of_node),
-                    )
-                except ValueError:
-                    raise BadInput(
-                        f"{rank} {environment[rank]} and {size} {environment[size]} are not a rank and a world size; "
-                        "start the processes by torchrun, or unset these variables"
-                    ) from None
-                if not 0 <= world.rank < world.size:
-                    raise BadInput(
-                        f"{rank} {world.rank} is out of range for {size} {world.size}; start the processes by torchrun"
-                    )
-                if not world.alone:
-                    return world
+        for rank, size, local_rank, local_size in _VARIABLES:
+            if rank not in environment or size not in environment:
+                continue
+            # Slurm has 4(x2) for two times four.
+            local_processes = environment.get(local_size, "1").split("(")[0].split(",")[0]
+            values = environment[rank], environment[size], environment.get(local_rank, "0"), local_processes
+            try:
+                world = cls(*map(int, values))
+            except ValueError:
+                raise BadInput(
+                    f"{rank} {environment[rank]} and {size} {environment[size]} are not a rank and a world size; "
+                    "start the processes by torchrun, or unset these variables"
+                ) from None
+            if not 0 <= world.rank < world.size:
+                raise BadInput(
+                    f"{rank} {world.rank} is out of range for {size} {world.size}; start the processes by torchrun"
+                )
+            if not world.alone:
+                return world
         return cls()
 
     @property
@@ -102,7 +97,9 @@ class World:
 
     def chunk(self, count: int) -> slice:
         """Returns the contiguous share of this process of `count` items; shares differ by one at most."""
-        return _share(count, self.rank, self.size)
+        each, more = divmod(count, self.size)
+        first = self.rank * each + min(self.rank, more)
+        return slice(first, first + each + (self.rank < more))
 
     def gather(self, rows: Tensor) -> Tensor:
         """Gathers the rows of all processes, in the order of ranks; the gradient goes back to its own rows alone.
@@ -126,11 +123,10 @@ class World:
         if self.alone:
             return numbers
         box = torch.tensor([int(number) for number in numbers])
-        with _process_lost():
-            dist.all_reduce(box, dist.ReduceOp.MAX)
+        _communicate(dist.all_reduce, box, dist.ReduceOp.MAX)
         return tuple(box.tolist())
 
-    def fail_together(self, work: Callable[[], T]) -> T:
+    def raise_on_all_ranks(self, work: Callable[[], T]) -> T:
         """Runs work that may fail or be interrupted in one process; then all processes raise at the same place."""
         failure: BadInput | Interrupted | None = None
         try:
@@ -138,7 +134,7 @@ class World:
         except (BadInput, Interrupted) as error:
             failure = error
         # Of the processes with the most severe failure, the lowest rank reports it.
-        mine = _severity(failure) * self.size + self.size - 1 - self.rank if failure is not None else 0
+        mine = 0 if failure is None else _severity(failure) * self.size + self.size - 1 - self.rank
         (worst,) = self.all_reduce_max(mine)
         kind = worst // self.size
         if failure is not None and mine == worst:
@@ -151,13 +147,17 @@ class World:
             )
         return done
 
+    def run_on_main(self, work: Callable[[], T], otherwise: T) -> T:
+        """Runs work in the main process; the others wait for it and get `otherwise`, and all raise what it raises."""
+        return self.raise_on_all_ranks(work if self.is_main else lambda: otherwise)
+
     def check_same(self, number: int, what: str) -> None:
         """Raises BadInput where processes differ in a number."""
-        most, least = self.all_reduce_max(number, -number)
-        if most != -least:
+        maximum, negated_minimum = self.all_reduce_max(number, -number)
+        if maximum != -negated_minimum:
             raise BadInput(
-                f"process {self.rank} of {self.size} has {what} {number}, and others from {-least} to {most}; the run "
-                "folder must be on a file system that all of them share"
+                f"process {self.rank} of {self.size} has {what} {number}, and others from {-negated_minimum} to "
+                f"{maximum}; the run folder must be on a file system that all of them share"
             )
 
     def all_reduce_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -166,8 +166,7 @@ class World:
             return
         for bucket in _buckets([parameter.grad for parameter in parameters if parameter.grad is not None]):
             flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-            with _process_lost():
-                dist.all_reduce(flat)
+            _communicate(dist.all_reduce, flat)
             for gradient, total in zip(bucket, flat.split([gradient.numel() for gradient in bucket]), strict=True):
                 gradient.copy_(total.view_as(gradient))
 
@@ -177,8 +176,7 @@ class World:
             return
         for value in module.state_dict().values():
             if isinstance(value, Tensor):
-                with _process_lost():
-                    dist.broadcast(value, src=0)
+                _communicate(dist.broadcast, value, src=0)
 
     def shard(self, whole: Tensor) -> Tensor:
         """Returns every size-th row from `rank` on: the shard of this process, so that all shards fill at once."""
@@ -193,48 +191,46 @@ class World:
         """Returns the rows of all shards in their order on the main process, None on others."""
         if self.alone:
             return share
-        room, lengths = self._gather_padded(share)
-        return torch.stack(room, dim=1).flatten(0, 1)[: sum(lengths)] if self.is_main else None
+        shards = self._gather_parts(share, to_main=True)
+        if not self.is_main:
+            return None
+        whole = share.new_empty(sum(map(len, shards)), *share.shape[1:])
+        for rank, shard in enumerate(shards):
+            whole[rank :: self.size] = shard
+        return whole
 
     def gather_to_main(self, rows: Tensor) -> Tensor:
         """Returns the rows of all processes, concatenated, on the main process; on others their own."""
         if self.alone:
             return rows
-        room, lengths = self._gather_padded(rows)
-        return torch.cat([part[:length] for part, length in zip(room, lengths, strict=True)]) if self.is_main else rows
+        parts = self._gather_parts(rows, to_main=True)
+        return torch.cat(parts) if self.is_main else rows
 
     def barrier(self) -> None:
         """Waits for all processes."""
         self.all_reduce_max(0)
 
-    def _lengths(self, rows: Tensor) -> list[int]:
+    def _gather_parts(self, rows: Tensor, to_main: bool = False) -> list[Tensor]:
+        """Returns the rows of each process; to_main: to the main one only, the others get none."""
         boxes = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
-        with _process_lost():
-            dist.all_gather(boxes, torch.tensor([len(rows)]))
-        return [int(box) for box in boxes]
-
-    def _gather_padded(self, rows: Tensor) -> tuple[list[Tensor], list[int]]:
-        lengths = self._lengths(rows)
-        room = [rows.new_empty(max(lengths), *rows.shape[1:]) for _ in lengths] if self.is_main else []
-        with _process_lost():
-            dist.gather(_padded(rows, max(lengths)), room or None, dst=0)
-        return room, lengths
-
-    def _gathered(self, rows: Tensor) -> tuple[Tensor, slice]:
-        lengths = self._lengths(rows)
-        room = [rows.new_empty(max(lengths), *rows.shape[1:]) for _ in lengths]
-        with _process_lost():
-            dist.all_gather(room, _padded(rows, max(lengths)))
-        first = sum(lengths[: self.rank])
-        whole = torch.cat([part[:length] for part, length in zip(room, lengths, strict=True)])
-        return whole, slice(first, first + len(rows))
+        _communicate(dist.all_gather, boxes, torch.tensor([len(rows)]))
+        lengths = [int(box) for box in boxes]
+        padded = torch.cat([rows.contiguous(), rows.new_zeros(max(lengths) - len(rows), *rows.shape[1:])])
+        room = [torch.empty_like(padded) for _ in lengths] if self.is_main or not to_main else []
+        if to_main:
+            _communicate(dist.gather, padded, room or None, dst=0)
+        else:
+            _communicate(dist.all_gather, room, padded)
+        return [part[:length] for part, length in zip(room, lengths, strict=False)]
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, rows: Tensor, world: World) -> Tensor:
-        gathered, context.own = world._gathered(rows.detach().contiguous())
-        return gathered
+        parts = world._gather_parts(rows.detach())
+        first = sum(map(len, parts[: world.rank]))
+        context.own = slice(first, first + len(rows))
+        return torch.cat(parts)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -253,27 +249,14 @@ class _Sum(torch.autograd.Function):
 
 def _all_reduce(tensor: Tensor) -> Tensor:
     total = tensor.detach().clone(memory_format=torch.contiguous_format)
-    with _process_lost():
-        dist.all_reduce(total)
+    _communicate(dist.all_reduce, total)
     return total
 
 
-def _severity(failure: BadInput | Interrupted | None) -> int:
+def _severity(failure: BadInput | Interrupted) -> int:
     if isinstance(failure, Interrupted):
         return _FULL + failure.signal_number
-    return 0 if failure is None else _FULL if isinstance(failure, FullDisk) else _BAD
-
-
-def _share(count: int, rank: int, size: int) -> slice:
-    each, more = divmod(count, size)
-    first = rank * each + min(rank, more)
-    return slice(first, first + each + (rank < more))
-
-
-def _padded(rows: Tensor, length: int) -> Tensor:
-    if len(rows) == length:
-        return rows.contiguous()
-    return torch.cat([rows, rows.new_zeros(length - len(rows), *rows.shape[1:])])
+    return _FULL if isinstance(failure, FullDisk) else _BAD
 
 
 def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
@@ -287,16 +270,15 @@ def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
         yield bucket
 
 
-@contextmanager
-def _process_lost() -> Iterator[None]:
+def _communicate(collective: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    """Calls a collective; raises ProcessLost where another process is gone."""
     try:
-        yield
-    except dist.DistError as error:
-        raise ProcessLost(_GONE) from error
-    except RuntimeError as error:  # gloo's errors have no class of their own
-        if "gloo" not in str(error).lower():
+        collective(*arguments, **options)
+    except RuntimeError as error:
+        # Gloo's errors have no class of their own.
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
             raise
-        raise ProcessLost(_GONE) from error
+        raise ProcessLost("another process of the run is gone") from error
 
 
 @contextmanager
@@ -312,25 +294,24 @@ def init_process_group(world: World, device: torch.device) -> Iterator[World]:
             f"{world.size} processes need a place to meet; start them by torchrun, or set MASTER_ADDR and MASTER_PORT"
         )
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    with _rendezvous_errors():
-        meeting = next(rendezvous("env://", world.rank, world.size, timeout=_MEETING))[0]
-        store = _fresh_store(meeting, world)
-        dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=_PATIENCE)
     try:
-        yield world
-    finally:
-        dist.destroy_process_group()
-
-
-@contextmanager
-def _rendezvous_errors() -> Iterator[None]:
-    try:
-        yield
-    except (dist.DistError, RuntimeError, ValueError) as error:
+        store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=_RENDEZVOUS_TIMEOUT))
+        dist.init_process_group(
+            backend,
+            store=_fresh_store(store, world),
+            rank=world.rank,
+            world_size=world.size,
+            timeout=_COLLECTIVE_TIMEOUT,
+        )
+    except (RuntimeError, ValueError) as error:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise BadInput(
             f"the processes did not meet at {place} ({first_line(error, 100)}); start them by torchrun"
         ) from None
+    try:
+        yield world
+    finally:
+        dist.destroy_process_group()
 
 
 def _fresh_store(store: Store, world: World) -> Store:

@@ -29,13 +29,6 @@ class FullDisk(BadInput):
     """There is no room for a file; what was there before is unchanged."""
 
 
-def _full_disk(error: OSError, path: Path, needed: int | None = None) -> FullDisk:
-    """Builds the error, with the free space; needed: how many bytes were to be written."""
-    wanted = "" if needed is None else f"{format_bytes(needed)} needed, "
-    limit = "raise ulimit -f" if error.errno == errno.EFBIG else "make room"
-    return FullDisk(f"cannot write {path}: {os.strerror(error.errno or 0)} ({wanted}{_free(path)} free); {limit}")
-
-
 def _free(path: Path) -> str:
     try:
         above = next(place for place in (path, *path.absolute().parents) if place.exists())
@@ -46,13 +39,16 @@ def _free(path: Path) -> str:
 
 @contextmanager
 def detect_full_disk(path: Path, needed: int | None = None) -> Iterator[None]:
-    """Turns an OSError of a full disk in its block into FullDisk."""
+    """Turns an OSError of a full disk in its block into FullDisk; needed: how many bytes were to be written."""
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
-            raise _full_disk(error, path, needed) from None
-        raise
+        if error.errno not in _FULL:
+            raise
+        wanted = "" if needed is None else f"{format_bytes(needed)} needed, "
+        remedy = "raise ulimit -f" if error.errno == errno.EFBIG else "make room"
+        reason = f"{os.strerror(error.errno)} ({wanted}{_free(path)} free)"
+        raise FullDisk(f"cannot write {path}: {reason}; {remedy}") from None
 
 
 @contextmanager
@@ -155,11 +151,11 @@ def check_regular_file(path: Path) -> int:
     return state.st_size
 
 
-def read_text(path: Path, most: int = MAX_TEXT_BYTES) -> str:
-    """Reads a regular UTF-8 file of at most `most` bytes; BadInput for any other."""
+def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
+    """Reads a regular UTF-8 file; BadInput for any other, or a larger one."""
     size = check_regular_file(path)
-    if size > most:
-        raise BadInput(f"cannot read {path}: it has {size:,} bytes; the limit is {most:,}")
+    if size > max_bytes:
+        raise BadInput(f"cannot read {path}: it has {size:,} bytes; the limit is {max_bytes:,}")
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -170,12 +166,21 @@ def read_text(path: Path, most: int = MAX_TEXT_BYTES) -> str:
 
 def read_json(path: Path) -> Any:
     """Reads a JSON file, or raises BadInput."""
+    text = read_text(path)
     try:
-        return json.loads(read_text(path))
-    except BadInput:
-        raise
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"cannot read {path}: {error}") from None
+
+
+def file_version(path: Path) -> tuple[int, ...]:
+    """Returns numbers that change when a file is replaced or written to; none where there is no file."""
+    state = path.stat() if path.exists() else None
+    return () if state is None else (state.st_mtime_ns, state.st_size, state.st_ino)
+
+
+def write_json(path: Path, value: Any, indent: int = 2, ensure_ascii: bool = True) -> None:
+    write_text(path, json.dumps(value, indent=indent, ensure_ascii=ensure_ascii) + "\n")
 
 
 def file_sha256(path: Path) -> str:

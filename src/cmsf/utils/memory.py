@@ -10,7 +10,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_memory() -> int:
-    """Returns the bytes that may be allocated: the least of what machine, container and process limits leave."""
+    """Returns the bytes that may be allocated: the minimum of what machine, container and process limits leave."""
     return min(_machine(), _container(), _process())
 
 

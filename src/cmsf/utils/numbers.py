@@ -11,6 +11,8 @@ from cmsf.utils.text import short_repr
 
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
 _FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|[+-]?inf")
+_LARGEST = 1e30
+"""Of a number from a file: far above any measurement, and its sums and squares stay finite."""
 
 
 def parse_number(text: str) -> int | float | str:
@@ -29,22 +31,23 @@ def is_number(value: Any) -> TypeGuard[int | float]:
     return is_integer(value) or (isinstance(value, float) and math.isfinite(value))
 
 
-def check_integer(flag: str, value: Any, least: int, most: int, hint: str = "") -> int:
-    """Returns the value if it is a whole number from `least` to `most`; else BadInput."""
-    if not is_integer(value) or not least <= value <= most:
-        raise _invalid(flag, value, f"a whole number from {least} to {most}", hint)
+def is_measurement(value: Any, largest: float = _LARGEST) -> TypeGuard[int | float]:
+    """Whether a value of a file that anybody may have written can be computed with and drawn."""
+    return is_number(value) and abs(value) <= largest
+
+
+def check_integer(flag: str, value: Any, minimum: int, maximum: int, hint: str = "") -> int:
+    """Returns the value if it is a whole number from `minimum` to `maximum`; else BadInput."""
+    if not is_integer(value) or not minimum <= value <= maximum:
+        raise _invalid(flag, value, f"a whole number from {minimum} to {maximum}", hint)
     return value
 
 
-def check_number(flag: str, value: Any, least: float, most: float = math.inf, hint: str = "") -> float:
-    """Returns the value if it is a number from `least` to `most`; else BadInput."""
-    if not is_number(value) or not least <= value <= most:
-        raise _invalid(
-            flag,
-            value,
-            f"a number from {least} to {most}" if most < math.inf else f"a number of at least {least}",
-            hint,
-        )
+def check_number(flag: str, value: Any, minimum: float, maximum: float = math.inf, hint: str = "") -> float:
+    """Returns the value if it is a number from `minimum` to `maximum`; else BadInput."""
+    if not is_number(value) or not minimum <= value <= maximum:
+        bounds = f"of at least {minimum}" if maximum == math.inf else f"from {minimum} to {maximum}"
+        raise _invalid(flag, value, f"a number {bounds}", hint)
     return value
 
 

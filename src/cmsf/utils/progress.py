@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -23,6 +23,10 @@ RIGHT_MARGIN = 2
 """Columns left free: a terminal writes ^C there, and a second line would tear what is drawn."""
 SPEED_PERIOD = 3600.0
 """Seconds of steps that the time remaining is estimated from; many of ours take longer than rich's 30 s."""
+_DESCRIPTION = 12
+"""Columns that a description keeps at least."""
+_NARROW = 50
+"""Columns of a terminal below which the words take the place of the bar."""
 
 T = TypeVar("T")
 Listener = Callable[[str], None]
@@ -49,12 +53,6 @@ def track(items: Iterable[T], description: str, total: int | None) -> Iterator[T
             update(done)
 
 
-_DESCRIPTION = 12
-"""Columns that a description keeps at least."""
-_NARROW = 50
-"""Columns of a terminal below which the words take the place of the bar."""
-
-
 class _ShrinkingText(TextColumn):
     """Text in one line that gives way where there is little room, so that count and time stay whole."""
 
@@ -69,8 +67,14 @@ def progress_bar(description: str, total: int | None) -> Iterator[Update]:
     """Yields a function that updates a bar; a bar within a bar is shown as a note beside it."""
     description, listener = one_line(_prefix.get() + description), _listener.get()
     if listener is not None:
+
+        def tell(done: int, note: str = "", found: bool = False) -> None:
+            count = f"{done:,}" if total is None else f"{min(done + 1, total):,} of {total:,}"
+            listener(f"{description} {count}" + (f", {note}" if note else ""))
+
+        tell(0)
         try:
-            yield _listener_update(listener, description, total)
+            yield tell
         finally:
             listener("")
         return
@@ -105,26 +109,25 @@ def progress_bar(description: str, total: int | None) -> Iterator[Update]:
         yield update
 
 
-@contextmanager
-def progress_prefix(description: str) -> Iterator[None]:
+def progress_prefix(description: str) -> AbstractContextManager[None]:
     """Puts a description before that of every bar in its block."""
-    before = _prefix.get()
-    _prefix.set(f"{before}{description}: ")
-    try:
-        yield
-    finally:
-        _prefix.set(before)
+    return _set(_prefix, f"{_prefix.get()}{description}: ")
+
+
+def redirect_progress(listener: Listener = lambda progress: None) -> AbstractContextManager[None]:
+    """Draws no bars in its block: the listener is called with their text instead, and with "" at the end of each."""
+    return _set(_listener, listener)
 
 
 @contextmanager
-def redirect_progress(listener: Listener = lambda progress: None) -> Iterator[None]:
-    """Draws no bars in its block: the listener is called with their text instead, and with "" at the end of each."""
-    before = _listener.get()
-    _listener.set(listener)
+def _set(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Sets a context variable in its block."""
+    before = variable.get()
+    variable.set(value)
     try:
         yield
     finally:
-        _listener.set(before)  # not by a token: a generator may be closed in another context
+        variable.set(before)  # not by a token: a generator may be closed in another context
 
 
 def bars_enabled() -> bool:
@@ -143,15 +146,10 @@ def stdout_is_terminal() -> bool:
 @contextmanager
 def live_display(live: Live) -> Iterator[None]:
     """Draws a live display, below whatever is printed in its block."""
-    before = _live_console.get()
-    _live_console.set(live.console)
-    try:
-        with live:
-            # A cursor that is never hidden need not be restored, not even by a process that is killed or suspended.
-            live.console.show_cursor(True)
-            yield
-    finally:
-        _live_console.set(before)
+    with _set(_live_console, live.console), live:
+        # A cursor that is never hidden need not be restored, not even by a process that is killed or suspended.
+        live.console.show_cursor(True)
+        yield
 
 
 def console_above(console: Console) -> Console:
@@ -162,15 +160,6 @@ def console_above(console: Console) -> Console:
 class _Bar(Progress):
     def get_renderable(self) -> RenderableType:
         return Padding(super().get_renderable(), (0, RIGHT_MARGIN, 0, 0), expand=False)
-
-
-def _listener_update(listener: Listener, description: str, total: int | None) -> Update:
-    def update(done: int, note: str = "", found: bool = False) -> None:
-        count = f"{done:,}" if total is None else f"{min(done + 1, total):,} of {total:,}"
-        listener(f"{description} {count}" + (f", {note}" if note else ""))
-
-    update(0)
-    return update
 
 
 def _restore_streams() -> None:

@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cmsf.utils.numbers import is_number
+from cmsf.utils.numbers import is_measurement
 from cmsf.utils.progress import (
     REFRESH_PER_SECOND,
     RIGHT_MARGIN,
@@ -35,7 +35,7 @@ _ACCURACIES = ("1-nn", "20-nn", "classifier")
 _MAX_WIDTH = 76
 """Columns. A frame that is narrower than most windows is not torn when a window is made narrower."""
 _HISTORY = 16
-_LARGEST = 1e9
+_LARGEST_SHOWN = 1e9
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -54,11 +54,6 @@ class TrainingPanel:
         self._accuracies: dict[str, deque[float]] = {name: deque(maxlen=_HISTORY) for name in _ACCURACIES}
         self._status = ""
 
-    def load_history(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Takes the accuracies of epochs before this start, from a file that may hold anything."""
-        for line in lines:
-            self._add_accuracies(line)
-
     def advance(self, step: int) -> None:
         self._progress.update(self._task.id, completed=step)
 
@@ -68,11 +63,12 @@ class TrainingPanel:
 
     def epoch(self, line: Mapping[str, Any]) -> None:
         self._epoch = dict(line)
-        self._add_accuracies(line)
+        self.add_accuracies(line)
 
-    def _add_accuracies(self, line: Mapping[str, Any]) -> None:
+    def add_accuracies(self, line: Mapping[str, Any]) -> None:
+        """Takes the accuracies of an epoch, from a file that may hold anything."""
         for name, values in self._accuracies.items():
-            if _is_printable(line.get(name)):
+            if is_measurement(line.get(name), _LARGEST_SHOWN):
                 values.append(float(line[name]))
 
     def set_status(self, status: str) -> None:
@@ -111,10 +107,7 @@ class TrainingPanel:
         remaining, status = self.remaining, self._status
         epoch = max(0, step - 1) * self.epochs // total + 1  # an epoch's last step is its own, while it is validated
         time_row = format_duration(self.elapsed) + ("" if remaining is None else f", {format_duration(remaining)} left")
-        rows = [
-            ("step", Text(f"{step:,} of {total:,}, epoch {epoch} of {self.epochs}")),
-            ("time", Text(time_row)),
-        ]
+        rows = [("step", Text(f"{step:,} of {total:,}, epoch {epoch} of {self.epochs}")), ("time", Text(time_row))]
         rows += [(name, Text(", ".join(words))) for name, words in _step_rows(self._step) if words]
         if "pseudo_share" in self._epoch:
             rows.append(("pseudo-labels", Text(_format_pseudo_labels(self._epoch))))
@@ -143,7 +136,7 @@ def _step_rows(line: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 
 
 def _format(line: Mapping[str, Any], name: str, template: str) -> list[str]:
-    return [template.format(line[name])] if _is_printable(line.get(name)) else []
+    return [template.format(line[name])] if is_measurement(line.get(name), _LARGEST_SHOWN) else []
 
 
 def _format_history(values: Sequence[float], plain: bool) -> Text:
@@ -158,7 +151,7 @@ def _format_history(values: Sequence[float], plain: bool) -> Text:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Returns a block per value, as high as it is between the least and the greatest."""
+    """Returns a block per value, as high as it is between the minimum and the maximum."""
     lowest, highest = min(values), max(values)
     if lowest == highest:
         return _BLOCKS[0] * len(values)
@@ -169,10 +162,6 @@ def _format_pseudo_labels(line: Mapping[str, Any]) -> str:
     accuracy = line["pseudo_accuracy_confident"]
     right = "" if math.isnan(accuracy) else f", {100 * accuracy:.0f} % of them right"
     return f"{100 * line['pseudo_share']:.1f} %{right}"
-
-
-def _is_printable(value: Any) -> bool:
-    return is_number(value) and abs(value) <= _LARGEST
 
 
 class Screen:
@@ -200,12 +189,10 @@ class Screen:
             yield
             return
         panel = self._panel = TrainingPanel(name, epochs, total, done)
-        panel.load_history(history())
+        for line in history():
+            panel.add_accuracies(line)
         live = Live(
-            panel,
-            console=self.console,
-            refresh_per_second=REFRESH_PER_SECOND,
-            redirect_stdout=stdout_is_terminal(),
+            panel, console=self.console, refresh_per_second=REFRESH_PER_SECOND, redirect_stdout=stdout_is_terminal()
         )
         try:
             with redirect_progress(panel.set_status), live_display(live):

@@ -27,8 +27,8 @@ _TICKS, _SHORT = 5, 10
 """The most, and the ratio of the ends below which an axis has even steps."""
 _FEW = 8
 """Names that have room in a compact panel."""
-_MOST = 101
-"""Per cent, with room for a point."""
+_MAX_PERCENT = 101
+"""With room for a point."""
 _ROOMY, _COMPACT = (6.5, 5.3), (5.4, 3.6)
 """Of a panel, in inches."""
 _COMPUTE = "FLOPs of the backbone in training (a multiply-add is one)"
@@ -136,7 +136,7 @@ def _scatter(panels: Sequence[Sequence[Point]], size: tuple[float, float], xscal
             drawn.set(facecolors=face, edgecolors=point.colour)
         axes.margins(0.12)
         low, high = axes.get_ylim()
-        axes.set_ylim(low, min(high, _MOST))
+        axes.set_ylim(low, min(high, _MAX_PERCENT))
         axes.spines[["top", "right"]].set_visible(False)
     return figure, all_axes
 
@@ -151,10 +151,7 @@ def _with_names(figure: Figure, panels: Sequence[Sequence[Point]]) -> Figure:
 
 
 def _write_names(axes: Axes, points: Sequence[Point], scale: float) -> None:
-    """Writes each name as near to its point as it covers no name and no point; with a line where that is not near.
-
-    scale: pixels in a typographic point.
-    """
+    """Writes each name as near to its point as it covers none, with a line where that is far; scale: pixels a point."""
     frame = Bbox.from_extents(axes.bbox.x0, axes.bbox.y0, axes.bbox.x1 + _BEYOND * scale, axes.bbox.y1)
     longest = int(axes.bbox.width / scale / 2 / _LETTER_WIDTH) - 2  # half a panel: it fits on a side of any point
     centers = axes.transData.transform([(point.flops, point.accuracy) for point in points])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from cmsf.analysis.figures.thumbnails import THUMBNAIL, Sheet, shortened, thumbnail
+from cmsf.analysis.figures.thumbnails import THUMBNAIL, Sheet, shortened
 from cmsf.data import Source, Unreadable
 from cmsf.data.source import SourceSplit
 from cmsf.utils.rng import permutation
@@ -21,7 +21,7 @@ def draw_contact_sheet(source: Source, out: Path) -> None:
     """Draws a row of random training images for each of the first classes; without classes, rows of any images."""
     part = source.train
     order = permutation(len(part), _SEED).tolist()
-    rows = _by_class(source, part, order) if source.classes else _any(order)
+    rows = _by_class(source, part, order) if source.classes else _unlabelled(order)
     left = _FOR_NAMES * bool(source.classes)
     sheet = Sheet(left + _COLUMNS * _STEP, len(rows) * _STEP)
     for line, (title, members) in enumerate(rows):
@@ -31,8 +31,7 @@ def draw_contact_sheet(source: Source, out: Path) -> None:
             if place == _COLUMNS:
                 break
             with suppress(Unreadable):  # reported elsewhere; here the next image takes its place
-                pixels = thumbnail(part.images.decode(i, THUMBNAIL))
-                sheet.show(left + place * _STEP, line * _STEP, pixels)
+                sheet.show(left + place * _STEP, line * _STEP, part.images.decode(i, THUMBNAIL))
                 place += 1
     sheet.save(out)
 
@@ -40,13 +39,12 @@ def draw_contact_sheet(source: Source, out: Path) -> None:
 def _by_class(source: Source, part: SourceSplit, order: Sequence[int]) -> list[tuple[str, list[int]]]:
     members: dict[str, list[int]] = {name: [] for name in source.classes}
     for i in order:
-        name = part.names[i]
-        if name is not None:
+        if (name := part.names[i]) is not None:
             members[name].append(i)
     present = [(name, images) for name, images in members.items() if images]
     return [(f"{shortened(name)}\n{len(images)}", images) for name, images in present[:_ROWS]]
 
 
-def _any(order: Sequence[int]) -> list[tuple[str, list[int]]]:
+def _unlabelled(order: Sequence[int]) -> list[tuple[str, list[int]]]:
     rows = min(_ROWS, -(-len(order) // _COLUMNS))
     return [("", list(order[line::rows])) for line in range(rows)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from cmsf.analysis.figures.thumbnails import PLAIN, THUMBNAIL, WRONG, Sheet, shortened, thumbnail
+from cmsf.analysis.figures.thumbnails import PLAIN, THUMBNAIL, WRONG, Sheet, shortened
 from cmsf.data import Dataset, Split
 from cmsf.evaluation.features import batch_count, feature_batches, pixel_batches
 from cmsf.method.search import OwnRow, top
@@ -37,25 +38,21 @@ def draw_neighbours(
 ) -> None:
     """Draws random queries and their nearest training images by raw pixels and by the network; wrong classes in red.
 
-    The queries are test images where there are any, one of each class in turn; else training images, themselves left
-    out.
+    The queries are test images, one of each class in turn; without any, training images, themselves left out.
     """
     split = data.test or data.train
     chosen = one_a_class_in_turn(split, seed)[:rows]
     query = split.subset(chosen)
     own = chosen if data.test is None else torch.full_like(chosen, UNKNOWN)
 
-    def pixels(part: Split) -> Iterator[Tensor]:
-        return pixel_batches(part, min(size, THUMBNAIL), workers)
-
     def features(part: Split) -> Iterator[Tensor]:
         return (batch.cpu() for batch in feature_batches(backbone, part, size, device, workers))
 
+    pixels = partial(pixel_batches, size=min(size, THUMBNAIL), workers=workers)
     near_by = {
         "nearest by raw pixels": _nearest(pixels, query, data.train, own, "picture, raw pixels"),
         "nearest by what was learned": _nearest(features, query, data.train, own, "picture, features"),
     }
-
     block_width = _GAP + _SHOWN * _ACROSS
     sheet = Sheet(_ACROSS + len(near_by) * block_width, _TOP + len(chosen) * _DOWN)
     sheet.write(0.5, _TOP / 2, "query", size=11)
@@ -96,6 +93,6 @@ def one_a_class_in_turn(split: Split, seed: int) -> Int[Tensor, " q"]:
 
 def _show(sheet: Sheet, x: float, line: int, split: Split, image: int, classes: Sequence[str], colour: str) -> None:
     number, y = int(split.truth[image]), _TOP + line * _DOWN
-    sheet.show(x, y, thumbnail(split.read(torch.tensor([image]), THUMBNAIL)[0]), colour)
+    sheet.show(x, y, split.read(torch.tensor([image]), THUMBNAIL)[0], colour)
     if number != UNKNOWN:
         sheet.write(x + 0.5, y + 1.12, shortened(classes[number]), size=8, colour=colour)

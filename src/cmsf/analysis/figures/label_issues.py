@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from cmsf.analysis.figures.thumbnails import PLAIN, THUMBNAIL, WRONG, Sheet, shortened, thumbnail
+from cmsf.analysis.figures.thumbnails import PLAIN, THUMBNAIL, WRONG, Sheet, shortened
 from cmsf.analysis.label_issues import Suspect
 from cmsf.data import Split
 
@@ -27,7 +27,7 @@ def draw_suspects(split: Split, suspects: Sequence[Suspect], out: Path) -> None:
     for place, suspect in enumerate(drawn):
         line, column = divmod(place, _COLUMNS)
         x, y = column * _ACROSS, _TOP + line * _DOWN
-        sheet.show(x, y, thumbnail(split.read(torch.tensor([suspect.index]), THUMBNAIL)[0]))
+        sheet.show(x, y, split.read(torch.tensor([suspect.index]), THUMBNAIL)[0])
         sheet.write(x + 0.5, y + 1.11, shortened(suspect.label), size=8, colour=WRONG)
         sheet.write(x + 0.5, y + 1.27, shortened(suspect.suggested), size=8, colour=PLAIN)
     sheet.save(out)

@@ -29,6 +29,7 @@ _FONTS = (
 )
 """Tried in turn for each letter, where they are installed; matplotlib brings the first along."""
 PLAIN, WRONG = "#57606a", "#cf222e"
+Align = Literal["left", "center", "right"]
 _LONGEST_NAME = 16
 
 
@@ -44,21 +45,13 @@ class Sheet:
         self.axes.set(xlim=(0, width), ylim=(height, 0))
         self.axes.axis("off")
 
-    def show(self, x: float, y: float, pixels: NDArray[np.uint8], colour: str | None = None) -> None:
-        """Draws a picture one inch wide, with a frame where a colour is given."""
-        self.axes.imshow(pixels, interpolation="nearest", extent=(x, x + 1, y + 1, y), aspect="auto")
+    def show(self, x: float, y: float, picture: UInt8[Tensor, "c h w"], colour: str | None = None) -> None:
+        """Draws a thumbnail one inch wide, with a frame where a colour is given."""
+        self.axes.imshow(thumbnail(picture), interpolation="nearest", extent=(x, x + 1, y + 1, y), aspect="auto")
         if colour is not None:
             self.axes.add_patch(Rectangle((x, y), 1, 1, fill=False, edgecolor=colour, linewidth=2.5, clip_on=False))
 
-    def write(
-        self,
-        x: float,
-        y: float,
-        text: str,
-        size: float,
-        colour: str = "black",
-        align: Literal["left", "center", "right"] = "center",
-    ) -> None:
+    def write(self, x: float, y: float, text: str, size: float, colour: str = "black", align: Align = "center") -> None:
         """Writes text, vertically centred; it is data, so a $ in it does not begin a formula."""
         self.axes.text(x, y, text, ha=align, va="center", fontsize=size, color=colour, parse_math=False, family=fonts())
 

@@ -15,12 +15,12 @@ _HERE = files("cmsf.data.imagenet")
 
 
 def imagenet_100() -> frozenset[str]:
-    """The wnids of ImageNet-100."""
+    """Returns the wnids of ImageNet-100."""
     return frozenset((_HERE / "imagenet-100.txt").read_text().split())
 
 
 def simclr_files(per_cent: int) -> frozenset[str]:
-    """The file names of SimCLR's 1 % or 10 % of labels."""
+    """Returns the file names of SimCLR's 1 % or 10 % of labels."""
     with (_HERE / "simclr.npz").open("rb") as file:
         packed = dict(np.load(file, allow_pickle=False))
     rows = packed["one_percent"] if per_cent == 1 else np.ones(len(packed["of"]), bool)
@@ -30,7 +30,7 @@ def simclr_files(per_cent: int) -> frozenset[str]:
 
 @cache
 def coarse_groups() -> dict[str, str]:
-    """Each of the 1,000 wnids with the name of its coarse group, of which there are 93.
+    """Returns each of the 1,000 wnids with the name of its coarse group, of which there are 93.
 
     The paper merges every class into its WordNet parent, and any class with its ancestors that are classes too. Of
     several parents we take the one nearest to the root; ancestors are those of the class and of its parent along all
@@ -70,7 +70,7 @@ def coarse_groups() -> dict[str, str]:
 
 
 def _wordnet() -> tuple[dict[str, str], dict[str, list[str]], list[str]]:
-    """Words, parents, and which synsets are classes."""
+    """Returns words, parents, and which synsets are classes."""
     text = (_HERE / "wordnet.tsv").read_text(encoding="utf-8")
     rows = list(csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
     parents = {row["synset"]: [parent for parent in row["parents"].split(",") if parent] for row in rows}

@@ -42,9 +42,7 @@ def open_npz(path: Path, name: str | None = None) -> Source:
     arrays = _read(path)
     train = "train" if "x_train" in arrays else ""
     suffixes = {"train": train} | {split: split for split in ("val", "test") if _key("x", split) in arrays}
-    for suffix in suffixes.values():
-        _check(path, arrays, suffix)
-    labels = {split: _labels(arrays, suffix) for split, suffix in suffixes.items()}
+    labels = {split: _labels(path, arrays, suffix) for split, suffix in suffixes.items()}
     values = np.unique(np.concatenate(list(labels.values())))
     values = values[values != UNKNOWN]
     classes = _class_names(path, arrays, values)
@@ -103,7 +101,8 @@ def _key(letter: str, part: str) -> str:
     return f"{letter}_{part}" if part else letter
 
 
-def _check(path: Path, arrays: dict[str, NDArray[Any]], part: str) -> None:
+def _labels(path: Path, arrays: dict[str, NDArray[Any]], part: str) -> NDArray[np.int64]:
+    """Returns the label of each image of a split, once both are checked."""
     key = _key("x", part)
     images, labels = arrays[key], arrays.get(_key("y", part))
     shape = images.shape
@@ -112,16 +111,12 @@ def _check(path: Path, arrays: dict[str, NDArray[Any]], part: str) -> None:
     if images.size == 0:
         raise BadInput(f"{key} of {path} holds no pixels: its shape is {shape}")
     if labels is None:
-        return
+        return np.full(len(images), UNKNOWN)
     if labels.shape != shape[:1] or labels.dtype.kind not in "iu":
         raise BadInput(f"{path} has {shape[0]} images but labels {labels.dtype} {labels.shape}; one whole number each")
     if labels.min() < UNKNOWN or labels.max() > 2**31:
         raise BadInput(f"labels of {path} reach from {labels.min()} to {labels.max()}; use 0, 1, 2 … and -1 for none")
-
-
-def _labels(arrays: dict[str, NDArray[Any]], part: str) -> NDArray[np.int64]:
-    images, labels = arrays[_key("x", part)], arrays.get(_key("y", part))
-    return np.full(len(images), UNKNOWN) if labels is None else labels.astype(np.int64)
+    return labels.astype(np.int64)
 
 
 def _class_names(path: Path, arrays: dict[str, NDArray[Any]], values: NDArray[np.int64]) -> tuple[str, ...]:

@@ -124,7 +124,7 @@ class ShardImages(Images):
         self.shards, self.sizes, self.cache, self.places, self.paths = shards, sizes, cache, places, paths
         if any(shard.file is None for shard in shards):
             self.blocks = places[:, 0].unique(return_inverse=True)[1]
-        self._cache_open_files()
+        self._open_shard = lru_cache(_MAX_OPEN_FILES)(partial(_open_checked, shards, sizes, cache))
 
     def open(self, i: int) -> Image.Image:
         number, offset, size = self.places[i].tolist()
@@ -139,15 +139,8 @@ class ShardImages(Images):
             return None
         return f"{shard.url} {self.sizes[number]} {written} {offset} {size}".encode()
 
-    def _cache_open_files(self) -> None:
-        self._open_shard = lru_cache(_MAX_OPEN_FILES)(partial(_open_checked, self.shards, self.sizes, self.cache))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_open_shard"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._cache_open_files()
+    def __reduce__(self) -> tuple[Any, ...]:  # without the open files
+        return ShardImages, (self.shards, self.sizes, self.cache, self.places, self.paths)
 
 
 def _open_checked(shards: Sequence[Shard], sizes: Sequence[int], cache: ShardCache, number: int) -> RandomAccessFile:

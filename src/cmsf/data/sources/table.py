@@ -86,18 +86,20 @@ def open_table(file: Path) -> Source:
     return Source(file.stem, splits, sort_classes(table.labels), notes)
 
 
-def match_labels(file: Path, paths: Mapping[str, Sequence[str]], root: Path | None) -> dict[str, list[str | None]]:
-    """Returns the listed label of every image of a source, None for a blank or where it is not listed."""
-    listed = match_listed(file, paths, root)
-    return {split: [labels.get(i) for i in range(len(paths[split]))] for split, labels in listed.items()}
+def read_label_list(source: Source, file: Path) -> dict[str, list[str | None]]:
+    """Returns the listed label of every image, by split; None for a blank or where it is not listed."""
+    listed = read_label_rows(source, file)
+    return {split: [labels.get(i) for i in range(len(source.splits[split]))] for split, labels in listed.items()}
 
 
-def match_listed(file: Path, paths: Mapping[str, Sequence[str]], root: Path | None) -> dict[str, dict[int, str | None]]:
+def read_label_rows(source: Source, file: Path) -> dict[str, dict[int, str | None]]:
     """Returns the label of each image that is listed, by split and index; None for a blank.
 
-    paths: those of the source's images, by split; `root`, where there is one, is the folder they are relative to. A
-    list names them by the same paths, or by paths relative to the list, or by index among the training images.
+    A list names images by the source's paths, or by paths relative to the list, or by index among the training images.
     """
+    images = source.train.images
+    root = images.root if isinstance(images, FileImages) else None
+    paths: Mapping[str, Sequence[str]] = {name: split.images.paths for name, split in source.splits.items()}
     table = read_table(file)
     if not table.has_labels:
         raise BadInput(f"{file} has no column label; a list of labels has path (or index) and label")
@@ -197,8 +199,13 @@ def read_columns(file: Path) -> dict[str, list[Any]]:
 
 
 def _read_csv(file: Path) -> dict[str, list[Any]]:
+    limit = available_memory() // _TABLE_BY_BYTE
+    with file.open("rb") as stream:  # may be a pipe, whose size nobody knows
+        content = stream.read(limit + 1)
+    if len(content) > limit:
+        raise BadInput(f"cannot read {file}: it has more than {limit:,} bytes, which memory has no room for; cut it up")
     try:
-        text = _read_bytes(file).decode("utf-8-sig")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadInput(f"cannot read {file}: {error.reason} at byte {error.start}; a list is text in UTF-8") from None
     header = text.split("\n", 1)[0]
@@ -217,16 +224,6 @@ def _read_csv(file: Path) -> dict[str, list[Any]]:
     return {name: [row[place] for row in rows[1:]] for place, name in enumerate(names)}
 
 
-def _read_bytes(file: Path) -> bytes:
-    """Reads all bytes, of a pipe too, if memory has room for the table that they will be."""
-    most = available_memory() // _TABLE_BY_BYTE
-    with file.open("rb") as stream:
-        content = stream.read(most + 1)
-    if len(content) > most:
-        raise BadInput(f"cannot read {file}: it has more than {most:,} bytes, which memory has no room for; cut it up")
-    return content
-
-
 def read_parquet(file: Path) -> pa.Table:
     """Reads a table that somebody else may have written, or raises BadInput; text columns are dictionary-encoded."""
     check_regular_file(file)
@@ -234,9 +231,11 @@ def read_parquet(file: Path) -> pa.Table:
         with pq.ParquetFile(file) as opened:
             schema = opened.schema_arrow
             _check_names(file, schema.names)
-            rows, most = opened.metadata.num_rows, available_memory() // _CELL // max(1, len(schema))
-            if rows > most:
-                raise BadInput(f"cannot read {file}: it has {rows:,} rows, and memory has room for {most:,}; cut it up")
+            rows, limit = opened.metadata.num_rows, available_memory() // _CELL // max(1, len(schema))
+            if rows > limit:
+                raise BadInput(
+                    f"cannot read {file}: it has {rows:,} rows, and memory has room for {limit:,}; cut it up"
+                )
         texts = [field.name for field in schema if _is_text(field.type)]
         # Text is left as Parquet packs it, each value once, until it is known that none is endless.
         table = pq.read_table(file, read_dictionary=texts)

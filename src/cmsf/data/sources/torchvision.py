@@ -8,8 +8,8 @@ from __future__ import annotations
 import inspect
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -45,12 +45,12 @@ _NO_SETS = ("VisionDataset", "ImageFolder", "LSUN", "LSUNClass")
 
 def open_torchvision(rest: str) -> Source:
     """Opens NAME or NAME@FOLDER; what is not in the folder is downloaded to it."""
-    name, _, folder = rest.partition("@")
+    wanted = _Set.parse(rest)
+    name = wanted.name
     if name not in _sets():
         same_letters = [known for known in _sets() if known.lower() == name.lower()]
         remedy = did_you_mean((same_letters or [name])[0], _sets(), "its documentation lists them")
         raise BadInput(f"torchvision has no set called {name!r}; {remedy}")
-    wanted = _Set(name, expand_user(folder) if folder else default_root())
     opened = {split: found for split in _SPLITS if (found := _open(wanted, split)) is not None}
     splits = {split: _read(chosen, content, split) for split, (chosen, content) in opened.items()}
     known = [label for _, content in opened.values() for label in _class_names(content)]
@@ -61,8 +61,7 @@ def open_torchvision(rest: str) -> Source:
 
 def is_on_disk(rest: str) -> bool:
     """Whether NAME or NAME@FOLDER can be opened without a download."""
-    name, _, folder = rest.partition("@")
-    wanted = _Set(name, expand_user(folder) if folder else default_root())
+    wanted = _Set.parse(rest)
     if wanted.root.is_dir():  # some would make it
         with suppress(Exception):  # missing and damaged files make sixty loaders raise what they like
             wanted.make()
@@ -83,6 +82,11 @@ class _Set:
     root: Path
     chosen: tuple[str, Any] | None = None
     """The parameter that chooses the split, and its value."""
+
+    @classmethod
+    def parse(cls, rest: str) -> _Set:
+        name, _, folder = rest.partition("@")
+        return cls(name, expand_user(folder) if folder else default_root())
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -119,12 +123,8 @@ class SetImages(Images):
             return file_fingerprint(file) if file.is_file() else None
         return None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"chosen": self.chosen, "content": None, "paths": self.paths}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = Lock()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SetImages, (self.chosen, None, self.paths)
 
 
 @cache
@@ -179,9 +179,10 @@ class _NoSuchSplit(Exception):
 def _content(chosen: _Set) -> Any:
     """Returns torchvision's object, from the files that are there or else by download."""
     can_download = "download" in chosen.parameters
+    own_bars = nullcontext() if bars_enabled() else redirect_stderr(io.StringIO())
     for download in (False, True) if can_download else (False,):
         try:
-            with _own_bars() if download else progress_bar(f"opening torchvision:{chosen.name}", None):
+            with own_bars if download else progress_bar(f"opening torchvision:{chosen.name}", None):
                 return chosen.make(download)
         except ImportError as error:
             package = str(error.name).split(".")[0]
@@ -196,13 +197,6 @@ def _content(chosen: _Set) -> Any:
         f"torchvision:{chosen.name} is not at {chosen.root} and {failed} ({reason}); "
         f"put its files there, or name their folder: torchvision:{chosen.name}@FOLDER"
     )
-
-
-@contextmanager
-def _own_bars() -> Iterator[None]:
-    """Hides torchvision's progress bars where none are wanted."""
-    with nullcontext() if bars_enabled() else redirect_stderr(io.StringIO()):
-        yield
 
 
 def _read(chosen: _Set, content: Any, split: str) -> SourceSplit:

@@ -37,7 +37,7 @@ class Augmentation:
     solarise: float = 0.0
 
     def __call__(self, batch: Batch, view: int) -> Float[Tensor, "b 3 s s"]:
-        if not batch.on_cpu:
+        if batch.device.type != "cpu":
             return self._view(batch, view)
         # A few images at a time stay in the processor's cache from one operation to the next.
         few = max(1, _CACHED_PIXELS // self.crop.size**2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -14,48 +13,38 @@ from cmsf.data.transforms.crops import Crop, DecodedImages, RandomStream, crop_a
 
 
 @dataclass(frozen=True)
-class Batch(ABC):
+class _IndexedImages:
     """Images by index; with seed and epoch, the key that decides their views."""
 
     index: Int[Tensor, " b"]
     seed: int
     epoch: int
 
-    @abstractmethod
-    def crop(self, crop: Crop, view: int) -> Float[Tensor, "b c s s"]:
-        """Returns what each image shows in this view, in [0, 1], on the training device."""
-
-    @abstractmethod
-    def split(self, size: int) -> Iterator[Batch]:
-        """Yields the same images, `size` at a time."""
-
-    @property
-    @abstractmethod
-    def on_cpu(self) -> bool: ...
-
 
 @dataclass(frozen=True)
-class WholeBatch(Batch):
+class WholeBatch(_IndexedImages):
     """Images of one size, whole, on the training device."""
 
     images: UInt8[Tensor, "b c h w"]
 
     def crop(self, crop: Crop, view: int) -> Float[Tensor, "b c s s"]:
+        """Returns what each image shows in this view, in [0, 1], on the training device."""
         draw = RandomStream(self.seed, self.epoch, self.index, view)
         boxes, flipped = crop.boxes(*image_sizes(self.images), draw)
         return crop_and_resize(self.images, boxes, crop.size, flipped)
 
-    def split(self, size: int) -> Iterator[Batch]:
+    def split(self, size: int) -> Iterator[WholeBatch]:
+        """Yields the same images, `size` at a time."""
         for index, images in zip(self.index.split(size), self.images.split(size), strict=True):
             yield replace(self, index=index, images=images)
 
     @property
-    def on_cpu(self) -> bool:
-        return self.images.device.type == "cpu"
+    def device(self) -> torch.device:
+        return self.images.device
 
 
 @dataclass(frozen=True)
-class CroppedBatch(Batch):
+class CroppedBatch(_IndexedImages):
     """What each view shows of images of any size, cropped on the CPU."""
 
     crops: dict[int, UInt8[Tensor, "b 3 s s"]]
@@ -64,14 +53,13 @@ class CroppedBatch(Batch):
     def crop(self, crop: Crop, view: int) -> Float[Tensor, "b c s s"]:
         return to_device(self.crops[view], self.device).float() / 255
 
-    def split(self, size: int) -> Iterator[Batch]:
+    def split(self, size: int) -> Iterator[CroppedBatch]:
         for rows in torch.arange(len(self.index)).split(size):
             chunk = slice(int(rows[0]), int(rows[-1]) + 1)
             yield replace(self, index=self.index[chunk], crops={view: crop[chunk] for view, crop in self.crops.items()})
 
-    @property
-    def on_cpu(self) -> bool:
-        return self.device.type == "cpu"
+
+Batch = WholeBatch | CroppedBatch
 
 
 def to_device(images: Tensor, device: torch.device) -> Tensor:

@@ -52,26 +52,6 @@ def rotate(images: Tensor, degrees: Tensor) -> Tensor:
     return _affine(images, {(0, 0): cosine, (0, 1): -sine, (1, 0): sine, (1, 1): cosine})
 
 
-def shear_x(images: Tensor, slope: Tensor) -> Tensor:
-    """Moves rows to the left by their distance from the top edge times the slope."""
-    return _affine(images, {(0, 1): slope, (0, 2): slope})
-
-
-def shear_y(images: Tensor, slope: Tensor) -> Tensor:
-    """Moves columns up by their distance from the left edge times the slope."""
-    return _affine(images, {(1, 0): slope, (1, 2): slope})
-
-
-def translate_x(images: Tensor, share: Tensor) -> Tensor:
-    """Moves images to the right by a share of the width."""
-    return _affine(images, {(0, 2): -2 * share})
-
-
-def translate_y(images: Tensor, share: Tensor) -> Tensor:
-    """Moves images down by a share of the height."""
-    return _affine(images, {(1, 2): -2 * share})
-
-
 def cutout(
     images: Float[Tensor, "b c s s"], side: Float[Tensor, " b"], row: Float[Tensor, " b"], column: Float[Tensor, " b"]
 ) -> Float[Tensor, "b c s s"]:
@@ -114,9 +94,11 @@ OPERATIONS = {
     "posterise": Operation(lambda images, bits: color.posterize(images, bits.round()), 3.5, 8.5),
     "rotate": Operation(rotate, -30.0, 30.0),
     "sharpness": Operation(color.adjust_sharpness, 0.05, 0.95),
-    "shear x": Operation(shear_x, -0.3, 0.3),
-    "shear y": Operation(shear_y, -0.3, 0.3),
+    # Rows move to the left, or columns up, by their distance from the first times the slope.
+    "shear x": Operation(lambda images, slope: _affine(images, {(0, 1): slope, (0, 2): slope}), -0.3, 0.3),
+    "shear y": Operation(lambda images, slope: _affine(images, {(1, 0): slope, (1, 2): slope}), -0.3, 0.3),
     "solarise": Operation(color.solarize, 0.0, 1.0),
-    "translate x": Operation(translate_x, -0.3, 0.3),
-    "translate y": Operation(translate_y, -0.3, 0.3),
+    # To the right, or down, by a share of the side, which is 2 in these coordinates.
+    "translate x": Operation(lambda images, share: _affine(images, {(0, 2): -2 * share}), -0.3, 0.3),
+    "translate y": Operation(lambda images, share: _affine(images, {(1, 2): -2 * share}), -0.3, 0.3),
 }

@@ -1,7 +1,7 @@
-"""Transfer to other data sets: which they are, how they are divided, the search for a linear layer's settings."""
+"""Transfer to other data sets: a linear layer on frozen features, its settings found by hyperparameter search."""
 
+from cmsf.evaluation.transfer.datasets import paper_suite, read_suite
 from cmsf.evaluation.transfer.evaluate import evaluate_transfer
-from cmsf.evaluation.transfer.search import TRIALS, make_search
-from cmsf.evaluation.transfer.suite import paper_suite, read_suite
+from cmsf.evaluation.transfer.tune import TRIALS, make_tuner
 
-__all__ = ["TRIALS", "evaluate_transfer", "make_search", "paper_suite", "read_suite"]
+__all__ = ["TRIALS", "evaluate_transfer", "make_tuner", "paper_suite", "read_suite"]

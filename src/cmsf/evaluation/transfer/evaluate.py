@@ -1,4 +1,4 @@
-"""Transfer: a linear classifier on frozen features of other data sets, its settings searched on their val images."""
+"""Evaluates a linear classifier on frozen features of other data sets, its settings tuned on their val images."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ from cmsf.data.prepare import inference_split
 from cmsf.evaluation.features import FeatureExtractor
 from cmsf.evaluation.linear import STANDARDISED, StandardScaler
 from cmsf.evaluation.metrics import Accuracy, MeanAccuracy, Result, in_top_k
-from cmsf.evaluation.transfer.prepare import PreparedSet, open_set
-from cmsf.evaluation.transfer.search import OnProgress, Search
-from cmsf.evaluation.transfer.suite import MEAN, TransferSet
+from cmsf.evaluation.transfer.datasets import MEAN, PreparedSet, TransferSet, open_set
 from cmsf.evaluation.transfer.trial import Problem, fit
+from cmsf.evaluation.transfer.tune import OnProgress, Tuner
 from cmsf.utils.progress import Update, progress_bar, progress_prefix
 
 
 def evaluate_transfer(
     extractor: FeatureExtractor,
     suite: Sequence[TransferSet],
-    search: Search,
+    tuner: Tuner,
     seed: int,
     trials: int,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> Result:
     """Evaluates the test images of each data set of a suite, and the mean over the sets.
 
-    trials: what is asked for, for each set; `search` may find more that were run before.
+    trials: what is asked for, for each set; `tuner` may find more that were run before.
     """
     prepared = [open_set(dataset, seed) for dataset in suite]  # mistakes show before any work
     for each in prepared:
         for note in each.notes:
-            say(f"{each.dataset.name}: {note}")
+            log(f"{each.dataset.name}: {note}")
     accuracies: dict[str, Accuracy] = {}
     described: dict[str, dict[str, Any]] = {}
     with progress_bar("transfer", len(prepared) * trials) as update:
@@ -44,11 +43,11 @@ def evaluate_transfer(
             update(number * trials, title, found=True)
             with progress_prefix(title):
                 on_progress = _bar_updates(update, title, number * trials, trials)
-                accuracies[name], described[name] = _evaluate_set(extractor, each, search, on_progress)
+                accuracies[name], described[name] = _evaluate_set(extractor, each, tuner, on_progress)
     for name, description in described.items():
         finished = description["trials"]["complete"] + description["trials"]["pruned"]
         if finished > trials:
-            say(f"{name}: {finished} trials were there already, more than the {trials} asked for; all count")
+            log(f"{name}: {finished} trials were there already, more than the {trials} asked for; all count")
     mean = {MEAN: MeanAccuracy(list(accuracies.values()))} if len(accuracies) > 1 else {}
     protocol = {
         "classifier": "one linear layer from zero, cross-entropy, weight decay on the weights, LBFGS (max_iter 20, "
@@ -77,7 +76,7 @@ def _bar_updates(update: Update, title: str, start: int, trials: int) -> OnProgr
 
 
 def _evaluate_set(
-    extractor: FeatureExtractor, prepared: PreparedSet, search: Search, on_progress: OnProgress
+    extractor: FeatureExtractor, prepared: PreparedSet, tuner: Tuner, on_progress: OnProgress
 ) -> tuple[Accuracy, dict[str, Any]]:
     """Searches settings on train and val, fits with the best on both, and evaluates on test."""
     dataset, labels, splits = prepared.dataset, prepared.labels, prepared.splits
@@ -93,7 +92,7 @@ def _evaluate_set(
         dataset.per_class,
     )
     fingerprint = f"{prepared.fingerprint()}{extractor.network} {extractor.transform}"
-    found = search(problem, f"{dataset.name}-{sha256(fingerprint.encode()).hexdigest()[:16]}", on_progress)
+    found = tuner(problem, f"{dataset.name}-{sha256(fingerprint.encode()).hexdigest()[:16]}", on_progress)
     fitted = torch.cat([splits.train, splits.val])
     scale = StandardScaler.fit(features[fitted])
     layer = fit(scale(features[fitted]), labels.number[fitted], classes, found.best)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,16 +10,15 @@ from typing import Any
 
 import torch
 
-from cmsf.evaluation.transfer.search import SearchResult
-from cmsf.evaluation.transfer.study import FIRST_RUNG, REDUCTION, quiet_optuna
-from cmsf.evaluation.transfer.trial import MOST_ITERATIONS, Problem, Settings, Suggester, run_trial, sample_settings
+from cmsf.evaluation.transfer.trial import MAX_ITERATIONS, Problem, Settings, run_trial, sample_settings
+from cmsf.evaluation.transfer.tune import FIRST_RUNG, REDUCTION, TuningResult, quiet_optuna
 from cmsf.utils.errors import BadInput
 
 _VALUE, _ITERATION, _COMPLETE = "value", "iteration", "complete"
 
 
-def search_with_ray(problem: Problem, name: str, trials: int, folder: Path, processes: int, seed: int) -> SearchResult:
-    """Maximise validation accuracy as `search` does, on the cluster of RAY_ADDRESS or a local one of `processes`.
+def tune_with_ray(problem: Problem, name: str, trials: int, folder: Path, processes: int, seed: int) -> TuningResult:
+    """Maximises validation accuracy as `tune` does, on the cluster of RAY_ADDRESS or a local one of `processes`.
 
     Continues what `folder` has under this name, by Tune's own restore: trials that were running begin anew. A finished
     search is returned at once, and cannot be extended to more trials than it began with.
@@ -34,7 +32,6 @@ def search_with_ray(problem: Problem, name: str, trials: int, folder: Path, proc
         from ray import tune
     except ImportError:
         raise BadInput("searching with Ray needs Ray Tune; pip install cmsf[ray]") from None
-    begun = time.monotonic()
     with quiet_optuna(), _cluster(processes):
         # Into the object store once; every worker maps it from there.
         trainable = tune.with_resources(tune.with_parameters(_trainable, problem=problem), {"cpu": 1})
@@ -48,12 +45,8 @@ def search_with_ray(problem: Problem, name: str, trials: int, folder: Path, proc
         raise BadInput(f"none of {len(rows)} trials was completed, {failed} failed; see {folder / name}")
     # Ray lists trials in no order to rely on: of equally good ones, the shortest.
     value, best = max(complete, key=lambda row: (row[0], -row[1]["iterations"], row[1]["lr"]))
-    return SearchResult(
-        Settings(**best),
-        value,
-        {"complete": len(complete), "pruned": len(rows) - len(complete) - failed, "failed": failed},
-        time.monotonic() - begun,
-    )
+    counts = {"complete": len(complete), "pruned": len(rows) - len(complete) - failed, "failed": failed}
+    return TuningResult(Settings(**best), value, counts)
 
 
 def _tuner(trainable: Any, name: str, trials: int, folder: Path, seed: int) -> Any:
@@ -64,39 +57,32 @@ def _tuner(trainable: Any, name: str, trials: int, folder: Path, seed: int) -> A
     path = str(folder / name)
     if tune.Tuner.can_restore(path):
         return tune.Tuner.restore(path, trainable, resume_unfinished=True, restart_errored=True)
-    scheduler = ASHAScheduler(
-        time_attr=_ITERATION, max_t=MOST_ITERATIONS, grace_period=FIRST_RUNG, reduction_factor=REDUCTION
+    config = tune.TuneConfig(
+        metric=_VALUE,
+        mode="max",
+        search_alg=OptunaSearch(_space, metric=_VALUE, mode="max", seed=seed),
+        scheduler=ASHAScheduler(_ITERATION, max_t=MAX_ITERATIONS, grace_period=FIRST_RUNG, reduction_factor=REDUCTION),
+        num_samples=trials,
+        reuse_actors=True,  # a new process would import torch for every trial
     )
-    return tune.Tuner(
-        trainable,
-        tune_config=tune.TuneConfig(
-            metric=_VALUE,
-            mode="max",
-            search_alg=OptunaSearch(_space, metric=_VALUE, mode="max", seed=seed),
-            scheduler=scheduler,
-            num_samples=trials,
-            reuse_actors=True,  # a new process would import torch for every trial
-        ),
-        run_config=tune.RunConfig(name=name, storage_path=str(folder), verbose=0),
-    )
+    run = tune.RunConfig(name=name, storage_path=str(folder), verbose=0)
+    return tune.Tuner(trainable, tune_config=config, run_config=run)
 
 
-def _space(trial: Suggester) -> None:
-    """Samples the settings, which Ray reads off the trial."""
+def _space(trial: Any) -> None:
+    """Samples the settings, which Ray reads off the trial; a function with a name, for Ray pickles it."""
     sample_settings(trial)
 
 
 def _trainable(config: dict[str, Any], problem: Problem) -> None:
     from ray import tune
 
+    def report(iteration: int, value: float, complete: bool = False) -> None:
+        tune.report({_VALUE: value, _ITERATION: iteration, _COMPLETE: complete})
+
     torch.set_num_threads(1)
     settings = Settings(**config)
-
-    def report(iteration: int, value: float) -> None:
-        tune.report({_VALUE: value, _ITERATION: iteration, _COMPLETE: False})
-
-    value = run_trial(problem, settings, report)
-    tune.report({_VALUE: value, _ITERATION: settings.iterations, _COMPLETE: True})
+    report(settings.iterations, run_trial(problem, settings, report), complete=True)
 
 
 @contextmanager

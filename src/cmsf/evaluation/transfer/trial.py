@@ -1,10 +1,10 @@
-"""One trial of the search: sample settings, fit a linear classifier by L-BFGS, report its validation accuracy."""
+"""One trial: samples settings, fits a linear classifier by L-BFGS, reports its validation accuracy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -13,13 +13,10 @@ from torch import Tensor
 from cmsf.evaluation.linear import LinearClassifier, LogisticLoss, NonFiniteLoss
 from cmsf.evaluation.metrics import Accuracy, in_top_k
 
-MOST_ITERATIONS = 1000
-_ITERATIONS = (1, MOST_ITERATIONS)
+MAX_ITERATIONS = 1000
+_ITERATIONS = (1, MAX_ITERATIONS)
 _LEARNING_RATES = (1e-6, 1.0)
 _WEIGHT_DECAYS = (1e-9, 1.0)
-_INNER = 20
-"""Updates in one iteration, torch's default."""
-_HISTORY = 10
 
 
 @dataclass(frozen=True)
@@ -43,17 +40,8 @@ class Problem:
     per_class: bool
 
 
-@runtime_checkable
-class Suggester(Protocol):
-    """The part of optuna.Trial that samples: Ray passes an object of its own with no other methods."""
-
-    def suggest_int(self, name: str, low: int, high: int, *, log: bool) -> int: ...
-
-    def suggest_float(self, name: str, low: float, high: float, *, log: bool) -> float: ...
-
-
-def sample_settings(trial: Suggester) -> Settings:
-    """Samples from the paper's ranges, all of them log-uniform."""
+def sample_settings(trial: Any) -> Settings:
+    """Samples from the paper's ranges, all of them log-uniform; of an optuna.Trial, or what Ray passes for one."""
     return Settings(
         trial.suggest_int("iterations", *_ITERATIONS, log=True),
         trial.suggest_float("lr", *_LEARNING_RATES, log=True),
@@ -75,7 +63,7 @@ def run_trial(problem: Problem, settings: Settings, report: Callable[[int, float
 
 def rungs(iterations: int) -> list[int]:
     """Returns the iterations before the last after which a trial is compared with others: 1, 2, 4, 8, …"""
-    return [2**power for power in range(MOST_ITERATIONS.bit_length()) if 2**power < iterations]
+    return [2**power for power in range(MAX_ITERATIONS.bit_length()) if 2**power < iterations]
 
 
 def validation_accuracy(layer: LinearClassifier, problem: Problem) -> float:
@@ -90,7 +78,7 @@ def fit(
     settings: Settings,
     after_step: Callable[[int, LinearClassifier], None] | None = None,
 ) -> LinearClassifier:
-    """Minimise mean cross-entropy + weight_decay / 2 |W|² from zero, by `iterations` steps of torch's L-BFGS.
+    """Minimises mean cross-entropy + weight_decay / 2 |W|² from zero, by `iterations` steps of torch's L-BFGS.
 
     Ends early once converged, or diverged: then with the last weights whose loss was finite.
     """
@@ -98,11 +86,11 @@ def fit(
     weight = features.new_zeros(len(present), features.shape[1])
     bias = features.new_zeros(len(present))
     loss = LogisticLoss(features, place, weight, bias, settings.weight_decay)
-    optimizer = torch.optim.LBFGS([weight, bias], lr=settings.lr, max_iter=_INNER, history_size=_HISTORY)
+    optimizer = torch.optim.LBFGS([weight, bias], lr=settings.lr, max_iter=20, history_size=10)
     finite = weight.clone(), bias.clone()
 
     def layer(diverged: bool = False) -> LinearClassifier:
-        return LinearClassifier.from_present(*(finite if diverged else (weight, bias)), present, classes, diverged)
+        return LinearClassifier.from_present(*finite, present, classes, diverged)
 
     for iteration in range(1, settings.iterations + 1):
         evaluations = loss.evaluations
@@ -116,10 +104,8 @@ def fit(
         finite = weight.clone(), bias.clone()
         if after_step is not None:
             after_step(iteration, layer())
-        # Torch has five reasons to end a step before its 20 updates. Three speak of the last change, of the weights or
-        # of the loss, and a tiny learning rate makes those small wherever it is: no sign of convergence. The other two
-        # (no gradient, or a direction that promises nothing) do not depend on the rate, and are seen before any
-        # update. They alone end a step after one evaluation of the loss; the next step would do the same.
+        # Converged: no gradient, or no descent. Torch sees these two before any update, and they alone end a step after
+        # one evaluation. Its other reasons are small changes, which a tiny learning rate makes anywhere.
         if loss.evaluations == evaluations + 1:
             break
     return layer()

@@ -1,14 +1,21 @@
-"""The data sets of a transfer suite: the paper's ten, or those of a YAML file."""
+"""The data sets of a transfer suite, the paper's ten or those of a YAML file, and their train, val and test images."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from cmsf.data import DataRequest
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from cmsf.data import DataConfig, open_source
+from cmsf.data.labels import Labels, number_of_each_class, share_of_each_class
+from cmsf.data.source import Source, SourceSplit
 from cmsf.data.sources.torchvision import default_root, is_on_disk
 from cmsf.evaluation.metrics import ACCURACY, MEAN_PER_CLASS
 from cmsf.utils.errors import BadInput, did_you_mean
@@ -16,6 +23,13 @@ from cmsf.utils.files import expand_user
 from cmsf.utils.numbers import is_integer
 from cmsf.utils.text import short_repr
 from cmsf.utils.yaml import read_yaml
+
+MEAN = "mean"
+_KEYS = ("data", "like", "train", "val", "test", "measure")
+_MEASURES = {"top-1": False, ACCURACY: False, MEAN_PER_CLASS: True}
+_FIFTH = 0.2
+Mask = Bool[Tensor, " n"]
+"""Marks images of a source, all its parts in a row."""
 
 
 @dataclass(frozen=True)
@@ -33,23 +47,22 @@ class SplitRule:
 
 @dataclass(frozen=True)
 class TransferSet:
-    """A data set to transfer to."""
+    """A data set to transfer to.
+
+    per_class: whether the metric is the mean over classes, or top-1.
+    counts, classes: by the paper's table; the images in train, val and test. remark: why others may be right, too.
+    lists: files with the paths of the training and test images of a source without splits. unlisted: the rule without.
+    """
 
     name: str
     source: str
     rule: SplitRule = SplitRule()
     per_class: bool = False
-    """Whether the metric is the mean over classes, or top-1."""
     counts: tuple[int, int, int] | None = None
-    """Images in train, val and test by the paper's table."""
     classes: int | None = None
-    """Classes by the paper's table."""
     remark: str = ""
-    """Why other counts may be right, too."""
     lists: tuple[str, str] | None = None
-    """Files that list the paths of the training and test images of a source without splits."""
     unlisted: SplitRule = SplitRule()
-    """The rule where those files are missing."""
 
     def differences(self, counts: tuple[int, int, int], classes: int) -> list[str]:
         """Returns a note for each number of images or classes that is not the paper's."""
@@ -105,17 +118,13 @@ PAPER = {
 """The supplement's table "Transfer dataset details". For Caltech-101 its caption says 30 test images a class, while its
 counts have 30 in train and val, as we do."""
 
-MEAN = "mean"
-_KEYS = ("data", "like", "train", "val", "test", "measure")
-_MEASURES = {"top-1": False, ACCURACY: False, MEAN_PER_CLASS: True}
 
-
-def paper_suite(say: Callable[[str], None]) -> list[TransferSet]:
+def paper_suite(log: Callable[[str], None]) -> list[TransferSet]:
     """Returns those of the ten that are on this machine: the others are some 50 GB, too much to fetch unasked."""
     present = [known for known in PAPER.values() if is_on_disk(known.source.removeprefix("torchvision:"))]
     missing = [name for name, known in PAPER.items() if known not in present]
     if present and missing:
-        say(f"left out, not found at {default_root()}: {', '.join(missing)}")
+        log(f"left out, not found at {default_root()}: {', '.join(missing)}")
     if not present:
         raise BadInput(
             f"none of the paper's ten data sets is at {default_root()}; cmsf data torchvision:Flowers102 fetches one, "
@@ -151,7 +160,7 @@ def _read_set(file: Path, name: str, entry: Any) -> TransferSet:
     if "like" in settings and paper_name not in PAPER:
         hint = did_you_mean(paper_name, PAPER, f"use one of {', '.join(PAPER)}")
         raise BadInput(f"{where} has like {paper_name!r}, which is not one of the paper's; {hint}")
-    if DataRequest(settings["data"]).runs_command:  # the file may be somebody else's
+    if DataConfig(settings["data"]).runs_command:  # the file may be somebody else's
         raise BadInput(f"{where} is a shell command, {settings['data']}; give the shards by their paths or URLs")
     source = _resolve(file.parent, settings["data"])
     dataset = replace(PAPER.get(paper_name, TransferSet(name, "")), name=name, source=source)
@@ -184,3 +193,136 @@ def _resolve(folder: Path, source: str) -> str:
     if colon and scheme.isidentifier() and len(scheme) > 1:
         return source
     return str(folder / expand_user(source))
+
+
+@dataclass(frozen=True)
+class DataSplits:
+    """The images of each split by their place among all, and what a user should know of how they were split."""
+
+    train: Int[Tensor, " a"]
+    val: Int[Tensor, " b"]
+    test: Int[Tensor, " c"]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        return len(self.train), len(self.val), len(self.test)
+
+
+@dataclass(frozen=True)
+class PreparedSet:
+    """A data set, opened and split; no image has been decoded yet."""
+
+    dataset: TransferSet
+    parts: dict[str, SourceSplit]
+    labels: Labels
+    splits: DataSplits
+
+    @property
+    def notes(self) -> list[str]:
+        return [*self.splits.notes, *self.dataset.differences(self.splits.counts, len(self.labels.names))]
+
+    def fingerprint(self) -> str:
+        """A hash of images' paths, labels and splits, the same on every machine."""
+        digest = sha256("\n".join(path for part in self.parts.values() for path in part.images.paths).encode())
+        for numbers in (self.labels.number, self.splits.train, self.splits.val):
+            digest.update(numbers.numpy().tobytes())
+        digest.update(f"{self.labels.names} {self.dataset.per_class}".encode())
+        return digest.hexdigest()
+
+
+def open_set(dataset: TransferSet, seed: int) -> PreparedSet:
+    try:
+        return prepare(dataset, open_source(dataset.source), seed)
+    except BadInput as error:
+        raise BadInput(f"data set {dataset.name}: {error}") from None
+
+
+def prepare(dataset: TransferSet, source: Source, seed: int) -> PreparedSet:
+    """Splits the source's images by the data set's lists where it has them, else by its rule."""
+    parts = dict(source.ordered_splits())
+    paths = [path for part in parts.values() for path in part.images.paths]
+    labels = Labels.from_names([name for part in parts.values() for name in part.names], source.classes)
+    if dataset.lists is not None and paths and all(below_letter := [_below_letter(path) for path in paths]):
+        labels = Labels.from_names(below_letter)
+    provided, rule, notes = part_masks({name: len(part) for name, part in parts.items()}), dataset.rule, source.notes
+    if dataset.lists is not None and "test" not in parts:
+        listed = _read_lists(dataset.source, dataset.lists, paths)
+        if listed is None:
+            rule = dataset.unlisted
+            notes = (*notes, f"{' and '.join(dataset.lists)} not found: the splits were drawn")
+        else:
+            provided, labels = listed, labels.keep(listed["train"] | listed["test"])
+    splits = split_images(dataset.name, provided, labels, rule, seed)
+    return PreparedSet(dataset, parts, labels, replace(splits, notes=(*notes, *splits.notes)))
+
+
+def part_masks(lengths: Mapping[str, int]) -> dict[str, Mask]:
+    """Marks the images of each part."""
+    part = torch.arange(len(lengths)).repeat_interleave(torch.tensor(list(lengths.values())))
+    return {name: part == number for number, name in enumerate(lengths)}
+
+
+def _below_letter(path: str) -> str | None:
+    """Returns the class of SUN397's a/abbey/x.jpg or a/apartment_building/outdoor/x.jpg, not the first folder."""
+    *folders, _ = path.split("/")
+    letter = next((place for place, name in enumerate(folders) if len(name) == 1), None)
+    return None if letter is None else "/".join(folders[letter + 1 :])
+
+
+def _read_lists(source: str, lists: tuple[str, str], paths: Sequence[str]) -> dict[str, Mask] | None:
+    """Marks the training and test images by the lists beside them; None where there are no lists."""
+    root = Path(source)
+    if source.startswith("torchvision:"):
+        _, _, given = source.partition("@")
+        root = expand_user(given) if given else default_root()
+    folders = [root, root.parent, *(root / name for name in ("SUN397", "sun397", "Partitions"))]
+    for folder in folders:
+        if all((folder / name).is_file() for name in lists):
+            return {part: _listed(folder / name, paths) for part, name in zip(("train", "test"), lists, strict=True)}
+    return None
+
+
+def _listed(file: Path, paths: Sequence[str]) -> Mask:
+    """Marks the paths that end like a line of the file, which begins with a slash."""
+    lines = {line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()}
+    depths = {line.count("/") for line in lines}
+    return torch.tensor([any("/" + "/".join(path.split("/")[-depth:]) in lines for depth in depths) for path in paths])
+
+
+def split_images(name: str, provided: Mapping[str, Mask], labels: Labels, rule: SplitRule, seed: int) -> DataSplits:
+    """Splits labelled images by a rule; `provided` marks those that the source has in train, val and test."""
+    notes: list[str] = []
+    if rule.train is not None:
+        train, val, test = _draw_all(labels, rule, seed)
+    else:
+        if "test" in provided:
+            test = provided["test"] & labels.known
+        else:
+            test = share_of_each_class(labels, _FIFTH, seed).known
+            notes.append("it has no images in test: a fifth of each class was drawn")
+        rest = labels.keep(~test)
+        if rule.val is None and "val" in provided:
+            val = provided["val"] & rest.known
+        elif isinstance(rule.val, int):
+            val = number_of_each_class(rest, rule.val, seed).known
+        else:
+            val = share_of_each_class(rest, _FIFTH if rule.val is None else rule.val, seed).known
+            if rule.val is None:
+                notes.append("it has no images in val: a fifth of each class was drawn")
+        train = rest.known & ~val
+    splits = {split: mask.nonzero()[:, 0] for split, mask in (("train", train), ("val", val), ("test", test))}
+    for empty in (split for split, index in splits.items() if not len(index)):
+        counts = ", ".join(f"{len(index)} in {split}" for split, index in splits.items())
+        raise BadInput(f"{name} has no labelled images left for {empty} ({counts}); it needs all three")
+    return DataSplits(**splits, notes=tuple(notes))
+
+
+def _draw_all(labels: Labels, rule: SplitRule, seed: int) -> tuple[Mask, Mask, Mask]:
+    """Draws all splits: of each class, in an order by the seed, first val, then train, then test."""
+    assert rule.train is not None
+    assert isinstance(rule.val, int)
+    in_both = rule.val + rule.train
+    in_all = in_both + (len(labels) if rule.test is None else rule.test)
+    val, both, every = (number_of_each_class(labels, count, seed).known for count in (rule.val, in_both, in_all))
+    return both & ~val, val, every & ~both
