@@ -205,3 +205,26 @@ def test_evaluations_take_a_network_in_double_precision(trained: Callable[[str],
     classifier = make_classifier(like, 128, 4, seed=0)
     assert {weight.dtype for weight in classifier.parameters()} == {torch.float32}
     assert predict_scores(classifier, images, like).shape == (144, 4)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "picked"),
+    [({"avx512_bf16": True}, "bf16"), ({"amx_bf16": True}, "bf16"), ({"avx512_bf16": False, "avx2": True}, "fp32")],
+)
+def test_precision_auto_is_bf16_where_the_processor_has_instructions_for_it_and_is_said(
+    capabilities: dict[str, bool],
+    picked: str,
+    bars: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    run = cmsf.train("msf-small", bars, tmp_path / "run", device="cpu", **(SMALL | {"epochs": 1, "precision": "auto"}))
+    assert run.recipe.precision == picked
+    assert f"--precision auto is {picked} here: this " in capsys.readouterr().err
+    # The run that is there decides, on whatever processor it goes on; and auto is not the default.
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": picked == "fp32"})
+    cmsf.train("msf-small", bars, tmp_path / "run", device="cpu", **(SMALL | {"epochs": 1, "precision": "auto"}))
+    assert f"--precision auto is {picked} here: as the run began" in capsys.readouterr().err
+    assert cmsf.Recipe().precision == "fp32"

@@ -15,9 +15,10 @@ from cmsf.data.loader import worker_count
 from cmsf.evaluation.finetune import FINE_TUNE_MODES, FineTuneMode, FineTuneSettings
 from cmsf.method.build import make_learner, pretrained_weights
 from cmsf.method.learner import Learner
+from cmsf.models.precision import pick_precision
 from cmsf.models.weights import is_timm_name
 from cmsf.recipes import get_recipe, has_scale
-from cmsf.recipes.recipe import Recipe, ResolvedRecipe, british
+from cmsf.recipes.recipe import AUTO, Recipe, ResolvedRecipe, british
 from cmsf.report.write import LiveReport, write_report
 from cmsf.runs.classifier import Classifier, FinetuneOptions, finetune_run
 from cmsf.runs.environment import BANK_SHARDED, INIT_SHA256, describe_environment
@@ -81,6 +82,8 @@ def train(
         chosen, path = _choose_recipe(recipe, changes, side, out, screen)
         folder = RunFolder(path)
         folder.check_free()
+        if chosen.precision == AUTO:
+            chosen = _with_precision(chosen, folder, where, screen)
         images = folder.load_images(source, data_config, chosen, view_size(chosen, side))
         if folder.exists() and folder.data_config() == data_config:  # before their number decides what fits
             folder.check_same_paths(images, "start another run")
@@ -124,6 +127,13 @@ def _choose_recipe(
     if recipe.init != "none" and not is_timm_name(recipe.init):
         recipe = replace(recipe, init=str(expand_user(recipe.init).absolute()))
     return recipe, Path("runs", default or recipe.name) if out is None else expand_user(out)
+
+
+def _with_precision(recipe: Recipe, folder: RunFolder, device: torch.device, screen: Screen) -> Recipe:
+    """Returns the recipe with the precision of the run that is there, or the fastest of this device."""
+    precision, reason = (folder.recipe().precision, "as the run began") if folder.exists() else pick_precision(device)
+    screen.print(f"--precision auto is {precision} here: {reason}")
+    return replace(recipe, precision=precision)
 
 
 def _open_run(

@@ -256,7 +256,7 @@ def _count_classes(label: Int[Tensor, " n"]) -> int:
     return int(label.max()) + 1
 
 
-def _pseudo_classifier(recipe: Recipe, label: Tensor, dim: int) -> PseudoClassifier:
+def _pseudo_classifier(recipe: ResolvedRecipe, label: Tensor, dim: int) -> PseudoClassifier:
     dtype, known = Precision(recipe.precision).dtype, label[label != UNKNOWN]
     classes, count = _count_classes(label), known.bincount()
     if recipe.pseudo_labels == "knn":

@@ -10,6 +10,8 @@ import torch
 from cmsf.utils.errors import BadInput
 
 Name = Literal["fp32", "bf16", "fp16", "fp64"]
+_BF16_INSTRUCTIONS = {"avx512_bf16": "AVX-512 BF16", "amx_bf16": "AMX BF16"}
+"""Of a CPU, by torch's names and by their usual ones."""
 
 
 @dataclass(frozen=True)
@@ -44,3 +46,18 @@ class Precision:
     @property
     def _lower(self) -> torch.dtype | None:
         return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
+
+
+def pick_precision(device: torch.device) -> tuple[Name, str]:
+    """Returns the fastest precision that learns as well as fp32, and why (docs/decisions/33-precision-auto.md)."""
+    if device.type == "cuda":
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bf16", "this GPU has bf16"
+        return "fp32", "this GPU has no bf16"
+    if device.type == "cpu":
+        capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+        for name, usual in _BF16_INSTRUCTIONS.items():
+            if capabilities.get(name):
+                return "bf16", f"this processor has {usual}"
+        return "fp32", "this processor has no bf16 instructions"
+    return "fp32", f"bf16 was not measured on {device.type}"

@@ -181,8 +181,10 @@ class Recipe:
     weight_decay: float = option(
         1e-4, "weight decay, on all parameters; with lars, not on biases and BatchNorm", minimum=0
     )
-    precision: Literal["fp32", "bf16", "fp16", "fp64"] = option(
-        "fp32", "of the network; bf16 and fp16 are mixed, with bank, losses and search in fp32"
+    precision: Literal["fp32", "bf16", "fp16", "fp64", "auto"] = option(
+        "fp32",
+        "of the network; bf16 and fp16 are mixed, with bank, losses and search in fp32; auto: bf16 where the device "
+        "has instructions for it",
     )
 
     batch_norm: Literal["sync", "shuffle"] = option(
@@ -260,6 +262,7 @@ class ResolvedRecipe(Recipe):
     extra_size: int
     cache: Literal["ram", "off"]
     warmup_epochs: int
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
 
 
 def british(values: Mapping[str, Any]) -> dict[str, Any]:

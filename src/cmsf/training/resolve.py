@@ -109,6 +109,7 @@ def _with_numbers(
         "projection_hidden": hidden,
         "projection_dim": max(2, width // 4) if recipe.projection_dim == AUTO else recipe.projection_dim,
         "prediction_hidden": hidden if recipe.prediction_hidden == AUTO else recipe.prediction_hidden,
+        "precision": "fp32" if recipe.precision == AUTO else recipe.precision,  # api.train has asked the device before
     }
     return ResolvedRecipe(**(asdict(recipe) | numbers)), width
 
