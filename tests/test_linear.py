@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cmsf.data import Dataset, Split
-from cmsf.evaluation import FeatureExtractor, evaluate_linear
-from cmsf.evaluation.linear import LinearClassifier, fit_path
+from cmsf.evaluation import FeatureExtractor, evaluate_linear, linear
+from cmsf.evaluation.linear import LinearClassifier, LogisticLoss, fit_path
 
 
 def problem(classes: int, images: int = 300, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -84,3 +84,23 @@ def test_what_is_there_to_be_learned_is_found_and_noise_is_not() -> None:
     report = result.report()["measures"]["linear top-1"]["accuracy"]
     assert report["low"] <= report["value"] <= report["high"]
     assert evaluate_linear(FeatureExtractor(backbone, 12), noise(240, 90)).accuracy["linear top-1"] < 60
+
+
+def test_a_fit_in_blocks_of_rows_ends_where_a_fit_of_all_rows_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, label = problem(5)
+    rows = (torch.arange(len(label)) % 7 > 0).nonzero()[:, 0]
+    weight, bias = torch.randn(5, 8, generator=torch.Generator().manual_seed(1)), torch.zeros(5)
+    whole = LogisticLoss(features[rows], label[rows], weight, bias, 1e-2)
+    loss, gradient = whole(), (weight.grad.clone(), bias.grad.clone())
+    assert LogisticLoss(features, label, weight, bias, 1e-2, rows)() == loss  # one block: to the bit
+    assert torch.equal(weight.grad, gradient[0])
+    monkeypatch.setattr(linear, "_BLOCK", 8 * 10)  # ten rows a block, the last one smaller
+    blocks = LogisticLoss(features, label, weight, bias, 1e-2, rows)
+    assert blocks() == pytest.approx(loss, rel=1e-6)
+    assert torch.allclose(weight.grad, gradient[0], atol=1e-7)
+    assert torch.allclose(bias.grad, gradient[1], atol=1e-7)
+    ((_, layer),) = fit_path(features, label, 5, (1e-2,), rows)
+    monkeypatch.undo()
+    ((_, at_once),) = fit_path(features[rows], label[rows], 5, (1e-2,))
+    gap = objective(layer, features[rows], label[rows], 1e-2) - objective(at_once, features[rows], label[rows], 1e-2)
+    assert abs(float(gap)) < 1e-5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,7 +27,7 @@ class NeighborGraph:
 
         None where the graph does not reach so far. The images are all of training, and allowed, or all of the others.
         """
-        row, similarity = self.row[images], self.similarity[images]
+        row, similarity = self.row[images].long(), self.similarity[images]
         inside = allowed[row]
         k = min(k, int(allowed.sum()) - bool((images < len(allowed)).all()))
         if bool((inside.sum(1) < k).any()):
@@ -38,13 +39,21 @@ class NeighborGraph:
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields rows and similarities in chunks of images, like `k_nearest`."""
         for row, similarity in zip(self.row.split(_BATCH), self.similarity.split(_BATCH), strict=True):
-            yield row, similarity.double()
+            yield row.long(), similarity.double()
 
 
 def build_graph(train: Float[Tensor, "n f"], others: Float[Tensor, "m f"] | None, k: int) -> NeighborGraph:
     """Searches the nearest training images of all training images, then of the others; equally near: the lower row."""
-    parts = [*k_nearest(train, train, min(k, len(train) - 1), torch.arange(len(train)))]
+    k = min(k, len(train) - 1)
+    parts = k_nearest(train, train, k, torch.arange(len(train)))
     if others is not None and len(others):
-        parts += k_nearest(others, train, min(k, len(train) - 1))
-    row, similarity = (torch.cat(column) for column in zip(*parts, strict=True))
-    return NeighborGraph(row, similarity.float())
+        parts = chain(parts, k_nearest(others, train, k))
+    count = len(train) + (0 if others is None else len(others))
+    # Filled as they come, in half the bits: at ImageNet's size the graph is a tenth of the features.
+    row, similarity = torch.empty(count, k, dtype=torch.int32), torch.empty(count, k)
+    done = 0
+    for near, near_similarity in parts:
+        part = slice(done, done + len(near))
+        row[part], similarity[part] = near, near_similarity
+        done = part.stop
+    return NeighborGraph(row, similarity)

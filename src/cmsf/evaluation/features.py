@@ -84,7 +84,7 @@ class FeatureExtractor:
                 features = batch.new_empty(len(split), batch.shape[1])
             features[done : done + len(batch)] = batch
             done += len(batch)
-        broken = int((~features.isfinite().all(1)).sum())
+        broken = sum(int((~block.isfinite().all(1)).sum()) for block in features.split(BATCH))
         if broken:
             raise BadInput(f"the features of {broken} of {len(split)} images have NaN or inf: the network has diverged")
         return features
