@@ -1,20 +1,15 @@
-"""How fast cmsf makes views and trains, beside lightly, kornia and torchvision: ratios from one run on one machine.
+"""How fast cmsf makes views, beside lightly, kornia and torchvision: ratios from one run on one machine.
 
     pip install -r bench/requirements.txt
     python bench/data.py --part all --rounds 5 --seconds 6 --cifar cifar10.npz
 
 A  Two views of CIFAR-10 at 32 px: BYOL's views with lightly's probabilities, batches of 256. lightly and torchvision
    work image by image in two worker processes, cmsf and kornia on batches of tensors in the main process.
-B  A step of BYOL on cmsf's small residual net (widths 16 to 128) with the views of A. cmsf's `byol` is asymmetric: a
-   pass of the online network with one view, a pass of the target with the other. lightly is measured likewise, and
-   symmetric, as its example has it: both views through both networks, so twice the passes an image. "Model alone" is
-   cmsf's step with views that are there beforehand: no data pipeline can be faster.
-C  Two views at 224 px of 600 JPEGs of 500 × 375, from the files to normalised batches of 64, with two workers.
+B  Two views at 224 px of 600 JPEGs of 500 × 375, from the files to normalised batches of 64, with two workers.
 
 The contestants take turns in every round; a figure is the median of the rounds. "cmsf is … times as fast" is the ratio
 of the medians, and in brackets its range over the rounds. Torch has as many threads as there are cores (--threads) in
-the main process, and one in each worker. In B the main process trains while lightly's workers want the cores too, so
-lightly is measured with one thread as well, and the faster counts.
+the main process, and one in each worker.
 """
 
 from __future__ import annotations
@@ -37,14 +32,14 @@ from reporting import Target, announce, describe_run, write
 from rich.console import Console
 from rich.table import Table
 from rounds import Result, take_turns
-from setting import PHOTOS, SMALL, WORKERS, Batches, Contestant
+from setting import PHOTOS, SMALL, WORKERS, Contestant
 from torch import Tensor
 
 PACKAGES = ("cmsf", "torch", "torchvision", "lightly", "kornia", "pillow", "numpy")
 PHOTO_COUNT = 600
 OPERATION_SHARE = 0.1
 """Of --seconds, for one operation in a round."""
-CMSF, ASYMMETRIC, SYMMETRIC = "cmsf", "asymmetric", "symmetric"
+CMSF = "cmsf"
 
 
 def part_a(pictures: Tensor) -> list[Contestant]:
@@ -64,33 +59,7 @@ def targets_a(results: dict[str, Result]) -> list[Target]:
     return [Target("images/s", mine.median, 4000), Target("times lightly", mine.times(results["lightly"]), 3)]
 
 
-def part_b(pictures: Tensor) -> list[Contestant]:
-    recipe = ours.cmsf_recipe(pictures, SMALL)
-
-    def lightly(symmetric: bool) -> Batches:
-        return peers.lightly_steps(pictures, SMALL, *ours.cmsf_backbone(recipe), recipe, symmetric)
-
-    return [
-        Contestant(CMSF, partial(ours.cmsf_steps, pictures, SMALL, prepared=False)),
-        Contestant("cmsf, model alone", partial(ours.cmsf_steps, pictures, SMALL, prepared=True)),
-        *(
-            Contestant(f"lightly, {kind}{words}", partial(lightly, symmetric=kind == SYMMETRIC), threads)
-            for kind in (ASYMMETRIC, SYMMETRIC)
-            for words, threads in (("", None), (", 1 thread", 1))
-        ),
-    ]
-
-
-def targets_b(results: dict[str, Result]) -> list[Target]:
-    mine = results[CMSF]
-    peer = fastest(result for result in results.values() if ASYMMETRIC in result.name.split(", "))
-    return [
-        Target(f"times {peer.name}", mine.times(peer), 2),
-        Target("of the model alone", mine.times(results["cmsf, model alone"]), 0.8),
-    ]
-
-
-def part_c(paths: list[Path]) -> list[Contestant]:
+def part_b(paths: list[Path]) -> list[Contestant]:
     return [
         Contestant(CMSF, partial(ours.cmsf_photo_batches, paths, PHOTOS)),
         Contestant("torchvision v2, PIL", partial(peers.torchvision_batches, paths, peers.open_file, PHOTOS)),
@@ -98,7 +67,7 @@ def part_c(paths: list[Path]) -> list[Contestant]:
     ]
 
 
-def targets_c(results: dict[str, Result]) -> list[Target]:
+def targets_b(results: dict[str, Result]) -> list[Target]:
     mine = results[CMSF]
     peer = fastest(result for result in results.values() if result is not mine)
     return [Target(f"times {peer.name}", mine.times(peer), 1.5)]
@@ -119,8 +88,8 @@ def main() -> None:
         "parts": {},
     }
     announce(console, report["machine"], chosen.threads)
-    parts = "ABC" if chosen.part == "all" else chosen.part
-    pictures = small_pictures(chosen.cifar) if set(parts) & {"A", "B"} else torch.empty(0)
+    parts = "AB" if chosen.part == "all" else chosen.part
+    pictures = small_pictures(chosen.cifar) if "A" in parts else torch.empty(0)
 
     def turns(contestants: Sequence[Contestant], seconds: float) -> list[Result]:
         return take_turns(contestants, chosen.rounds, seconds, chosen.threads)
@@ -140,12 +109,9 @@ def main() -> None:
         }
         keep("A, operations", show_operations(console, costs))
     if "B" in parts:
-        results = turns(part_b(pictures), chosen.seconds)
-        keep("B", show(console, "B  a step of BYOL at 32 px", results, targets_b))
-    if "C" in parts:
         with tempfile.TemporaryDirectory() as folder:
-            results = turns(part_c(write_photos(Path(folder), PHOTO_COUNT)), chosen.seconds)
-        keep("C", show(console, "C  two views of 500 × 375 JPEGs at 224 px", results, targets_c))
+            results = turns(part_b(write_photos(Path(folder), PHOTO_COUNT)), chosen.seconds)
+        keep("B", show(console, "B  two views of 500 × 375 JPEGs at 224 px", results, targets_b))
     console.print(f"all rounds: {chosen.out}", markup=False)
 
 
@@ -203,7 +169,7 @@ def _record(result: Result) -> dict[str, Any]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("A", "B", "C", "all"), default="all")
+    parser.add_argument("--part", choices=("A", "B", "all"), default="all")
     parser.add_argument("--rounds", type=int, default=5, help="turns of every contestant")
     parser.add_argument("--seconds", type=float, default=6.0, help="length of a turn")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="torch's threads in the main process")

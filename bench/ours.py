@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from itertools import count, cycle, islice
 from pathlib import Path
 
 import torch
-from setting import WORKERS, Batches, Setting, View, endless_order
+from setting import WORKERS, Batches, Network, Setting, View, endless_order
 from torch import Tensor, nn
 
 from cmsf.data import Dataset, Split, load_batches
@@ -26,7 +26,7 @@ from cmsf.utils.constants import UNKNOWN
 SEED = 0
 PREDICTING, TARGET = NUMBERS = SECOND, FIRST
 """The numbers under which the learner knows the setting's first view, which predicts, and its second, the target."""
-PREPARED = 8
+PREPARED = 4
 
 
 def cmsf_augmentation(view: View) -> Augmentation:
@@ -50,7 +50,7 @@ def cmsf_views(batch: Batch, setting: Setting) -> tuple[Tensor, Tensor]:
     return first(batch, PREDICTING), second(batch, TARGET)
 
 
-def cmsf_source(pictures: Tensor | FileImages, setting: Setting) -> Iterator[Batch]:
+def cmsf_source(pictures: Tensor | FileImages, setting: Setting) -> Generator[Batch, None, None]:
     """Batches out of RAM, or of files that worker processes decode and crop (`--cache off`).
 
     Every turn is an epoch of its own, so that no view comes again.
@@ -76,10 +76,13 @@ def cmsf_photo_batches(paths: list[Path], setting: Setting) -> Batches:
     return cmsf_batches(FileImages(paths[0].parent, [path.name for path in paths]), setting)
 
 
-def cmsf_recipe(pictures: Tensor, setting: Setting) -> ResolvedRecipe:
+def cmsf_recipe(
+    pictures: Tensor | FileImages, setting: Setting, network: Network, precision: str = "fp32"
+) -> ResolvedRecipe:
     """`byol-small` as it resolves itself for these images: among other things, a row of the bank for every image."""
     data = Dataset("bench", (), (), cmsf_split(pictures), test=None, test_origin="none")
-    recipe = get_recipe("byol-small").changed({"batch_size": setting.batch})
+    changes = {"batch_size": setting.batch, "size": setting.views[0].size, "precision": precision}
+    recipe = get_recipe("byol-small").changed(changes | {"backbone": network.backbone, "stem": network.stem})
     return resolve(recipe, data, median_side=setting.views[0].size)
 
 
@@ -89,20 +92,26 @@ def cmsf_backbone(recipe: ResolvedRecipe) -> tuple[nn.Module, int]:
     return backbone, feature_width(backbone, recipe.backbone, recipe.size)
 
 
-def cmsf_steps(pictures: Tensor, setting: Setting, prepared: bool) -> Batches:
+def cmsf_steps(
+    pictures: Tensor | FileImages, setting: Setting, network: Network, precision: str = "fp32", prepared: bool = False
+) -> Batches:
     """The learner's steps: the first view predicts, the second is the target. Logs and evaluation are left out.
 
     `prepared`: from views that are there beforehand, which is the limit that the model alone sets.
     """
-    recipe = cmsf_recipe(pictures, setting)
+    recipe = cmsf_recipe(pictures, setting, network, precision)
     learner = make_learner(recipe, torch.full((len(pictures),), UNKNOWN), "cpu")
     learner.views = {number: cmsf_augmentation(view) for number, view in zip(NUMBERS, setting.views, strict=True)}
+    source = cmsf_source(pictures, setting)
     if prepared:
-        some = list(islice(cmsf_source(pictures, setting), PREPARED))
+        batches = list(islice(source, PREPARED))
+        source.close()  # its workers too
         learner.views = {
-            number: _Prepared([how(batch, number) for batch in some]) for number, how in learner.views.items()
+            number: _Prepared([augment(batch, number) for batch in batches])
+            for number, augment in learner.views.items()
         }
-    for batch in cmsf_source(pictures, setting):
+        source = cycle(batches)
+    for batch in source:
         learner.step(batch, recipe.target_momentum)
         yield len(batch.index)
 

@@ -10,8 +10,14 @@ from typing import Any, TypeVar
 import kornia.augmentation as kornia
 import torch
 from lightly.data import LightlyDataset
-from lightly.loss import NegativeCosineSimilarity
-from lightly.models.modules import BYOLPredictionHead, BYOLProjectionHead
+from lightly.loss import NegativeCosineSimilarity, NTXentLoss
+from lightly.models.modules import (
+    BYOLPredictionHead,
+    BYOLProjectionHead,
+    NNCLRPredictionHead,
+    NNCLRProjectionHead,
+    NNMemoryBankModule,
+)
 from lightly.models.utils import deactivate_requires_grad, update_momentum
 from lightly.transforms import BYOLTransform, BYOLView1Transform, BYOLView2Transform
 from PIL import Image
@@ -25,6 +31,7 @@ from cmsf.recipes.recipe import ResolvedRecipe
 
 ENDLESS = 10**9
 LONGEST_WAIT = 120
+NNCLR_BANK = 4096
 T = TypeVar("T")
 
 
@@ -141,12 +148,15 @@ def kornia_batches(pictures: Tensor, setting: Setting, cropping: str) -> Batches
         yield len(index)
 
 
-def lightly_pairs(pictures: Tensor, setting: Setting) -> Iterator[list[Tensor]]:
-    """Both views a batch by lightly in worker processes, from PIL images."""
+def lightly_pairs(pictures: Tensor | list[Path], setting: Setting) -> Iterator[list[Tensor]]:
+    """Both views a batch by lightly in worker processes, from PIL images in memory or from files."""
     first, second = setting.views
     transform = BYOLTransform(lightly_view(BYOLView1Transform, first), lightly_view(BYOLView2Transform, second))
-    arrays = pictures.permute(0, 2, 3, 1).contiguous().numpy()
-    dataset = LightlyDataset.from_torch_dataset(OneByOne(arrays, Image.fromarray, transform), transform)
+    if isinstance(pictures, Tensor):
+        images = OneByOne(pictures.permute(0, 2, 3, 1).contiguous().numpy(), Image.fromarray, transform)
+    else:
+        images = OneByOne(pictures, open_file, transform)
+    dataset = LightlyDataset.from_torch_dataset(images, transform)
     for views, _, _ in loader(dataset, setting.batch):
         yield views
 
@@ -183,17 +193,20 @@ class LightlyByol(nn.Module):
         update_momentum(self.projection_head, self.projection_head_momentum, momentum)
 
 
-def lightly_steps(
-    pictures: Tensor, setting: Setting, backbone: nn.Module, width: int, recipe: ResolvedRecipe, symmetric: bool
+def lightly_byol_steps(
+    pictures: Tensor | list[Path],
+    setting: Setting,
+    backbone: nn.Module,
+    width: int,
+    recipe: ResolvedRecipe,
+    symmetric: bool,
 ) -> Batches:
     """Training as in lightly's BYOL example; asymmetric, the first view alone predicts, and the second is the target.
 
     Backbone, its memory format and the optimiser are cmsf's, so that what differs is the way of the data and the loop.
     """
     model = LightlyByol(backbone, width, recipe.projection_hidden, recipe.projection_dim)
-    criterion = NegativeCosineSimilarity()
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.SGD(learning, lr=recipe.lr, momentum=recipe.sgd_momentum, weight_decay=recipe.weight_decay)
+    criterion, optimiser = NegativeCosineSimilarity(), _sgd(model, recipe)
     for views in lightly_pairs(pictures, setting):
         first, second = (view.contiguous(memory_format=torch.channels_last) for view in views)
         model.update_ema(recipe.target_momentum)
@@ -204,3 +217,33 @@ def lightly_steps(
         optimiser.step()
         optimiser.zero_grad()
         yield len(first)
+
+
+def lightly_nnclr_steps(
+    pictures: Tensor | list[Path], setting: Setting, backbone: nn.Module, width: int, recipe: ResolvedRecipe
+) -> Batches:
+    """Training as in lightly's NNCLR example: both views through one network, and a bank of 4,096 embeddings."""
+    dim, hidden = recipe.projection_dim, recipe.projection_hidden
+    projector, predictor = NNCLRProjectionHead(width, hidden, dim), NNCLRPredictionHead(dim, hidden, dim)
+    model = nn.ModuleList([backbone, projector, predictor])
+    bank, criterion, optimiser = NNMemoryBankModule(size=(NNCLR_BANK, dim)), NTXentLoss(), _sgd(model, recipe)
+
+    def forward(images: Tensor) -> tuple[Tensor, Tensor]:
+        projection = projector(backbone(images))
+        return projection.detach(), predictor(projection)
+
+    for views in lightly_pairs(pictures, setting):
+        first, second = (view.contiguous(memory_format=torch.channels_last) for view in views)
+        (first_projection, first_prediction), (second_projection, second_prediction) = forward(first), forward(second)
+        first_near = bank(first_projection, update=False)
+        second_near = bank(second_projection, update=True)
+        loss = 0.5 * (criterion(first_near, second_prediction) + criterion(second_near, first_prediction))
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        yield len(first)
+
+
+def _sgd(model: nn.Module, recipe: ResolvedRecipe) -> torch.optim.SGD:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.SGD(parameters, lr=recipe.lr, momentum=recipe.sgd_momentum, weight_decay=recipe.weight_decay)

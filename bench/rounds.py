@@ -35,22 +35,24 @@ class Result:
         return [mine / theirs for mine, theirs in zip(self.rounds, other.rounds, strict=True)]
 
 
-def take_turns(contestants: Sequence[Contestant], rounds: int, seconds: float, threads: int) -> list[Result]:
+def take_turns(
+    contestants: Sequence[Contestant], rounds: int, seconds: float, threads: int, warm_up: int = WARM_UP
+) -> list[Result]:
     """All contestants once a round, each round beginning with another of them."""
     speeds: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
     for number in range(rounds):
         first = number % len(contestants)
         for contestant in (*contestants[first:], *contestants[:first]):
             torch.set_num_threads(contestant.threads or threads)
-            speeds[contestant.name].append(images_per_second(contestant.start(), seconds))
+            speeds[contestant.name].append(images_per_second(contestant.start(), seconds, warm_up))
     return [Result(name, tuple(speed)) for name, speed in speeds.items()]
 
 
-def images_per_second(batches: Batches, seconds: float) -> float:
+def images_per_second(batches: Batches, seconds: float, warm_up: int) -> float:
     """Over whole turns of all workers, whose batches come at almost the same time."""
     gc.collect()
     with closing(batches):
-        for _ in range(WARM_UP):
+        for _ in range(warm_up):
             next(batches)
         start, done, elapsed = time.perf_counter(), 0, 0.0
         while elapsed < seconds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -53,8 +53,22 @@ SMALL = Setting((BYOL_FIRST, BYOL_SECOND), batch=256)
 
 WEAK = View(224, 23, (0.2, 1.0))
 STRONG = View(224, 23, (0.2, 1.0), jitter=0.8, greyscale=0.2, blur=0.5)
-PHOTOS = Setting((WEAK, STRONG), batch=64)
-"""The weak and the strong view of the paper."""
+PHOTOS = Setting((STRONG, WEAK), batch=64)
+"""The strong and the weak view of the paper; the first one predicts."""
+
+
+def resized(setting: Setting, size: int, batch: int) -> Setting:
+    """The same views at another size; the kernel of the blur is a tenth of it, and odd."""
+    views = tuple(replace(view, size=size, blur_kernel=max(3, size // 10 // 2 * 2 + 1)) for view in setting.views)
+    return Setting((views[0], views[1]), batch)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network to train, on images of a setting."""
+
+    backbone: str
+    stem: str = "standard"
 
 
 Batches = Generator[int, None, None]
