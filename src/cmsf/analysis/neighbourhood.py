@@ -69,8 +69,8 @@ def _purity_to(query: Rows, bank: MemoryBank, count: int, truth: Int[Tensor, " n
     step = max(1, _BLOCK // (count * query.embedding.shape[1]))
     purities = []
     for start in range(0, len(query), step):
-        part = query[start : start + step]
-        purities.append(purity(part, bank.index, _nearest(part, bank, Unconstrained(), count, counted), truth))
+        chunk = query[start : start + step]
+        purities.append(purity(chunk, bank.index, _nearest(chunk, bank, Unconstrained(), count, counted), truth))
     return torch.cat(purities)
 
 
@@ -95,9 +95,9 @@ def purity(
     truth = truth.to(row.device)
     image = torch.where(row == UNKNOWN, UNKNOWN, index[row])
     others = (image != UNKNOWN) & (image != query.index[:, None])
-    theirs, mine = truth[image], truth[query.index][:, None]
-    counted = others & (theirs != UNKNOWN) & (mine != UNKNOWN)
-    alike = counted & (theirs == mine)
+    neighbour_class, query_class = truth[image], truth[query.index][:, None]
+    counted = others & (neighbour_class != UNKNOWN) & (query_class != UNKNOWN)
+    alike = counted & (neighbour_class == query_class)
     return (alike.sum(1).cpu() / counted.sum(1).cpu()).double()
 
 

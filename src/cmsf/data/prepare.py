@@ -236,12 +236,12 @@ def _decode_split(split: Split, max_side: int, keep: bool) -> tuple[Split, list[
     return (replace(split, images=_stack(pixels)) if keep else split), broken
 
 
-def _where(kept: Sequence[bool]) -> Int[Tensor, " m"]:
-    return torch.tensor(kept, dtype=torch.bool).nonzero()[:, 0]
+def _where(mask: Sequence[bool]) -> Int[Tensor, " m"]:
+    return torch.tensor(mask, dtype=torch.bool).nonzero()[:, 0]
 
 
 def _fits(data: Dataset, max_side: int) -> bool:
-    """Whether all images, decoded and shrunk, take at most half of the memory there is."""
+    """Returns whether all images, decoded and shrunk, take at most half of the memory there is."""
     total = 0.0
     for _, split in data.splits():
         if isinstance(split.images, Images):

@@ -47,12 +47,12 @@ class PretrainedWeights:
     @cached_property
     def sha256(self) -> str:
         """Of names and values, in whatever file they came."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         tensors = sorted(self.tensors.items())
         for name, value in track(tensors, "hashing weights", len(tensors)):
-            found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-            found.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
-        return found.hexdigest()
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            digest.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
     def load_into(self, backbone: nn.Module) -> None:
         # The counter is younger than many a file and counts for nothing where BatchNorm has a momentum.

@@ -110,12 +110,12 @@ def _pool(pool: ImagePool, number_of: dict[str, int]) -> dict[str, Any]:
 
 
 def _rounded(value: float) -> float | None:
-    """To what can be seen; JSON has no NaN."""
+    """Rounds to five digits; NaN and inf become None, for JSON has neither."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 def _json(value: Any) -> str:
-    """JSON that stays inside of its script element, whatever its strings hold; all but ASCII is escaped as well."""
+    """Returns JSON, ASCII alone, that stays inside of its script element whatever its strings hold."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")

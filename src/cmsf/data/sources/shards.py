@@ -83,7 +83,7 @@ def open_shards(urls: str) -> Source:
 
 
 def runs_command(urls: str) -> bool:
-    """Whether some of the shards are the output of a shell command."""
+    """Returns whether some of the shards are the output of a shell command."""
     return any(shard.url.strip().startswith("pipe:") for shard in _expand(urls))
 
 
@@ -244,8 +244,8 @@ class ShardCache:
 
 def _read_index(file: Path) -> TarIndex | None:
     try:
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        return TarIndex(**kept["index"]) if kept["format"] == _INDEX_FORMAT else None
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return TarIndex(**content["index"]) if content["format"] == _INDEX_FORMAT else None
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
 
