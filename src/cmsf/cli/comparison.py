@@ -51,18 +51,9 @@ class Comparison:
         header, *rows = ([_in_latex(cell) for cell in line] for line in self._cells())
         lines = [" & ".join(line) + r" \\" for line in (header, *rows)]
         columns = "l" + "r" * (len(header) - 1)
-        return "\n".join(
-            [
-                f"% {one_line(self.title)}; needs \\usepackage{{booktabs}}",
-                rf"\begin{{tabular}}{{{columns}}}",
-                r"\toprule",
-                lines[0],
-                r"\midrule",
-                *lines[1:],
-                r"\bottomrule",
-                r"\end{tabular}",
-            ]
-        )
+        title = f"% {one_line(self.title)}; needs \\usepackage{{booktabs}}"
+        body = [r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
+        return "\n".join([title, rf"\begin{{tabular}}{{{columns}}}", *body, r"\end{tabular}"])
 
     def _on_terminal(self) -> None:
         """Prints a row a run; or, where those would be too wide, a row a figure."""

@@ -27,19 +27,10 @@ def papers_table() -> list[str]:
         if row.calculation is None:
             continue
         calculation, compute = row.calculation, row.calculation.compute
-        lines.append(
-            [
-                row.name,
-                *_three(compute.unlabelled),
-                *_three(compute.labelled),
-                f"{compute.mini_batch:.0f}",
-                "" if calculation.per_epoch is None else str(calculation.per_epoch),
-                str(row.epochs),
-                f"{compute.passes / 1e8:.2f}",
-                f"{compute.flops / 1e18:.2f}",
-                f"{row.top_1}",
-            ]
-        )
+        passes = [*_three(compute.unlabelled), *_three(compute.labelled), f"{compute.mini_batch:.0f}"]
+        epochs = ["" if calculation.per_epoch is None else str(calculation.per_epoch), str(row.epochs)]
+        totals = [f"{compute.passes / 1e8:.2f}", f"{compute.flops / 1e18:.2f}", f"{row.top_1}"]
+        lines.append([row.name, *passes, *epochs, *totals])
     return [
         f"ResNet-50 on ImageNet ({IMAGENET_IMAGES:,} images), 10 % of the labels: the paper's inputs, and what its own",
         f"equation makes of them: FLOPs = (forward + 2 × backward passes) × {_power(PAPERS_PASS, 1)}, backbone alone,",

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from cmsf.cli.comparison import Comparison
-from cmsf.cli.parser import Parser, add_machine_flags, apply_machine_flags, parse_int, print_paths
+from cmsf.cli.parser import Parser, apply_machine_flags, parse_int, print_paths
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import expand_user
 from cmsf.utils.text import one_line
@@ -46,7 +46,7 @@ def add_arguments(parser: Parser) -> None:
         }
     )
     parser.add_argument("--format", choices=("table", "markdown", "latex"), default="table", help="of what is printed")
-    add_machine_flags(parser)
+    parser.add_machine_flags()
 
 
 def execute(chosen: argparse.Namespace) -> int:

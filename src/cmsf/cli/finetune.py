@@ -7,7 +7,7 @@ import argparse
 import signal
 import sys
 
-from cmsf.cli.parser import SOURCE_HELP, Parser, add_machine_flags, apply_machine_flags, parse_int, print_paths
+from cmsf.cli.parser import SOURCE_HELP, Parser, apply_machine_flags, parse_int, print_paths
 from cmsf.recipes.recipe import Recipe, parse_value
 
 HELP = "make a classifier of a run with labelled images"
@@ -41,7 +41,7 @@ def add_arguments(parser: Parser) -> None:
             "--seed N": "decides head, order and views (default: the run's)",
         }
     )
-    add_machine_flags(parser)
+    parser.add_machine_flags()
     parser.add_options({"--quiet": "say nothing but errors"})
 
 
@@ -53,20 +53,9 @@ def execute(chosen: argparse.Namespace) -> int:
     from cmsf.api import finetune
 
     device, workers = apply_machine_flags(chosen)
+    passed = {name: getattr(chosen, name) for name in ("labels", "data", "out", "tune", "random_weights", "quiet")}
     try:
-        classifier = finetune(
-            chosen.run,
-            chosen.labels,
-            chosen.data,
-            chosen.out,
-            rounds=rounds or 1,
-            tune=chosen.tune,
-            random_weights=chosen.random_weights,
-            device=device,
-            workers=workers,
-            quiet=chosen.quiet,
-            **numbers,
-        )
+        classifier = finetune(chosen.run, rounds=rounds or 1, device=device, workers=workers, **passed, **numbers)
     except KeyboardInterrupt:
         print("cmsf: interrupted; nothing was written, and the same command starts again", file=sys.stderr)
         return 128 + signal.SIGINT

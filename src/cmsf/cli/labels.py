@@ -53,6 +53,7 @@ def execute(chosen: argparse.Namespace) -> int:
     out = None if chosen.out is None else check_out(chosen.out, ".csv")
 
     from cmsf.data import open_source
+    from cmsf.data.imagenet import imagenet_100
     from cmsf.data.labels import Labels, modify_labels
     from cmsf.data.sources.table import read_label_list, read_label_rows, write_csv
 
@@ -72,7 +73,8 @@ def execute(chosen: argparse.Namespace) -> int:
     if not labels.known.any():
         raise BadInput(f"{source.name} has no labels to make a list from; give one with --labels")
     if chosen.classes is not None:
-        labels = labels.keep_classes(_classes(chosen.classes), chosen.classes)
+        classes = imagenet_100() if chosen.classes == "imagenet-100" else _lines(chosen.classes)
+        labels = labels.keep_classes(classes, chosen.classes)
     if chosen.coarse is not None:
         labels = modify_labels(labels, coarse=chosen.coarse)
     if chosen.subset is not None:
@@ -123,12 +125,6 @@ def _correct_labels(labels: Labels, corrections: dict[int, str | None]) -> Label
     for image, name in corrections.items():
         names[image] = name
     return Labels.from_names(names, labels.names if {*names} <= {*labels.names, None} else None)
-
-
-def _classes(choice: str) -> frozenset[str]:
-    from cmsf.data.imagenet import imagenet_100
-
-    return imagenet_100() if choice == "imagenet-100" else _lines(choice)
 
 
 def _subset(labels: Labels, paths: Any, choice: str) -> Labels:

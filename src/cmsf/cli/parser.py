@@ -37,16 +37,12 @@ class Parser(argparse.ArgumentParser):
             else:
                 self.add_argument(flag, action="store_true", help=text)
 
-
-def add_machine_flags(parser: Parser) -> None:
-    """Adds --device, --threads and --workers."""
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps")
-    parser.add_options(
-        {
-            "--threads N": "CPU threads (default: OMP_NUM_THREADS, or all cores)",
-            "--workers N": "processes that decode images which are not held in memory (default: one a core; 0: none)",
-        }
-    )
+    def add_machine_flags(self) -> None:
+        """Adds --device, --threads and --workers, for `apply_machine_flags`."""
+        workers = "processes that decode images which are not held in memory (default: one a core; 0: none)"
+        self.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps")
+        self.add_argument("--threads", metavar="N", help="CPU threads (default: OMP_NUM_THREADS, or all cores)")
+        self.add_argument("--workers", metavar="N", help=workers)
 
 
 def apply_machine_flags(chosen: argparse.Namespace) -> tuple[str, int | None]:

@@ -8,15 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cmsf.cli.parser import (
-    SOURCE_HELP,
-    Parser,
-    add_machine_flags,
-    apply_machine_flags,
-    largest_classes,
-    print_line,
-    print_paths,
-)
+from cmsf.cli.parser import SOURCE_HELP, Parser, apply_machine_flags, largest_classes, print_line, print_paths
 
 if TYPE_CHECKING:
     from cmsf.evaluation.predict import Prediction
@@ -32,7 +24,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--out", metavar="FILE", default="predictions.csv", help="a .csv or .parquet (default: predictions.csv)"
     )
-    add_machine_flags(parser)
+    parser.add_machine_flags()
 
 
 def execute(chosen: argparse.Namespace) -> int:

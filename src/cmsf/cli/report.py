@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from cmsf.cli.parser import Parser, add_machine_flags, apply_machine_flags, print_paths
+from cmsf.cli.parser import Parser, apply_machine_flags, print_paths
 from cmsf.utils.files import check_out
 
 HELP = "one HTML page that shows what a run has learned"
@@ -15,7 +15,7 @@ HELP = "one HTML page that shows what a run has learned"
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="folders that cmsf train wrote")
     parser.add_argument("--out", metavar="HTML", help="the page (default: report.html in the first run's folder)")
-    add_machine_flags(parser)
+    parser.add_machine_flags()
 
 
 def execute(chosen: argparse.Namespace) -> int:

@@ -11,14 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cmsf.cli.parser import (
-    SOURCE_HELP,
-    Parser,
-    add_machine_flags,
-    apply_machine_flags,
-    print_line,
-    print_paths,
-)
+from cmsf.cli.parser import SOURCE_HELP, Parser, apply_machine_flags, print_line, print_paths
 from cmsf.utils.files import check_out, report_write_errors
 from cmsf.utils.numbers import check_number, parse_number
 
@@ -42,7 +35,7 @@ def add_arguments(parser: Parser) -> None:
             "the vote as the label, at 0.9 nine times as much (default: 0.9)",
         }
     )
-    add_machine_flags(parser)
+    parser.add_machine_flags()
     parser.set_defaults(out="suspects.csv")
 
 

@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict, fields
 from typing import Any, get_args
 
-from cmsf.cli.parser import SOURCE_HELP, Parser, add_machine_flags, apply_machine_flags, print_paths
+from cmsf.cli.parser import SOURCE_HELP, Parser, apply_machine_flags, print_paths
 from cmsf.recipes import METHODS, SCALES, check_recipe_name
 from cmsf.recipes.recipe import AMERICAN, Recipe, metavar, parse_value
 from cmsf.training.options import OnCollapse, OnFullDisk, TrainingOptions
@@ -39,7 +39,7 @@ def add_arguments(parser: Parser) -> None:
             "folder; give the other flags below again",
         }
     )
-    add_machine_flags(parser)
+    parser.add_machine_flags()
     defaults = TrainingOptions()
     parser.add_options(
         {

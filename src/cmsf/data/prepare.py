@@ -161,14 +161,9 @@ def _provided_test_split(source: Source, val: Source | None, notes: list[str]) -
 
 def _training_labels(labels: Labels, recipe: Recipe, notes: list[str]) -> Labels:
     """Returns the labels as the recipe wants them: coarser, fewer, noisier."""
-    clean = modify_labels(
-        labels,
-        coarse=recipe.coarse_labels,
-        share=recipe.label_share,
-        per_class=recipe.labels_per_class,
-        seed=recipe.seed,
-    )
-    noisy = modify_labels(clean, noise=recipe.label_noise, seed=recipe.seed)
+    coarse, share, per_class, seed = recipe.coarse_labels, recipe.label_share, recipe.labels_per_class, recipe.seed
+    clean = modify_labels(labels, coarse=coarse, share=share, per_class=per_class, seed=seed)
+    noisy = modify_labels(clean, noise=recipe.label_noise, seed=seed)
     if recipe.label_noise:
         replaced, known = int((noisy.number != clean.number).sum()), int(clean.known.sum())
         notes.append(f"{replaced} of {known} labels were replaced by noise ({100 * replaced / max(1, known):.2f} %)")

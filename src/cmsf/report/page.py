@@ -26,23 +26,13 @@ from cmsf.utils.text import escape_unprintable, shorten
 
 LONGEST_NAME = 120
 """Longer names lose their middle."""
-_SCRIPTS = (
-    "basics.js",
-    "storage.js",
-    "tables.js",
-    "thumbs.js",
-    "walk.js",
-    "map.js",
-    "printing.js",
-    "live.js",
-    "page.js",
-)
+_SCRIPTS = ("basics", "storage", "tables", "thumbs", "walk", "map", "printing", "live", "page")
 """One script when the page is written, in this order; the last one starts it."""
 
 
 def render(report: Report) -> str:
     """Returns the whole of report.html; the same report gives the same page."""
-    script = "".join(_asset(name) for name in _SCRIPTS)
+    script = "".join(_asset(f"{name}.js") for name in _SCRIPTS)
     template = _environment().get_template("template.html")
     return template.render(
         report=report,

@@ -45,6 +45,8 @@ _EVALUATIONS: dict[str, Callable[[FeatureExtractor, Dataset], Result]] = {
 }
 Data = str | Path | None
 """A source of images, or a list of labels; None for the run's own."""
+Options = dict[str, Any]
+"""Keyword arguments of one kind of evaluation."""
 TRANSFER, CLASSIFIER = "transfer", "classifier"
 METRICS = (*_EVALUATIONS, "few-labels", TRANSFER, CLASSIFIER)
 
@@ -200,7 +202,7 @@ class Run:
         return record
 
     def _evaluate(
-        self, metric: str, backbone: nn.Module, data: Data, device: torch.device, workers: int, options: dict[str, Any]
+        self, metric: str, backbone: nn.Module, data: Data, device: torch.device, workers: int, options: Options
     ) -> Result:
         features = self._features(backbone, device, workers)
         if metric == TRANSFER:
@@ -270,13 +272,7 @@ class Run:
         return find_label_issues(extractor, images, least)
 
     def _save(
-        self,
-        metric: str,
-        result: Result,
-        data: Data,
-        device: torch.device,
-        about: dict[str, str],
-        options: dict[str, Any],
+        self, metric: str, result: Result, data: Data, device: torch.device, about: dict[str, str], options: Options
     ) -> dict[str, Any]:
         record = result_header(metric, self._recorded_request(data), self.recipe, about, device) | result.report()
         self.folder.save_result(self.result_file(metric, data, about.get("of", ""), **options), record)
@@ -294,7 +290,7 @@ def result_header(
     return header | describe_machine(str(device))
 
 
-def _named_sources(metric: str, data: Data, options: dict[str, Any]) -> list[str | Path]:
+def _named_sources(metric: str, data: Data, options: Options) -> list[str | Path]:
     """Returns what an evaluation was given beside the run's own images."""
     sources = [] if data is None or metric == TRANSFER else [data]
     return [*sources, *options.get("lists", ()), *filter(None, [options.get("suite")])]

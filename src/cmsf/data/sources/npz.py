@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -22,17 +22,7 @@ from cmsf.utils.memory import available_memory
 from cmsf.utils.progress import track
 from cmsf.utils.text import first_line, short_repr
 
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    EOFError,
-    KeyError,
-    TypeError,
-    NotImplementedError,
-    MemoryError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+_ERRORS = (OSError, ValueError, EOFError, KeyError, TypeError, NotImplementedError, MemoryError, BadZipFile, zlib.error)
 """What a file with the wrong bytes in it makes numpy and zipfile raise."""
 _NAMES = frozenset({"classes", *(f"{letter}{split}" for letter in "xy" for split in ("", "_train", "_val", "_test"))})
 
@@ -79,7 +69,7 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
             return {name: archive[name] for name in track(names, f"reading {path.name}", len(names))}
     except BadInput:
         raise
-    except _UNREADABLE as error:
+    except _ERRORS as error:
         raise BadInput(f"cannot read {path}: {first_line(error)}; cmsf takes .npz files of plain arrays") from None
 
 

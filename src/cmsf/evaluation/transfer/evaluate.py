@@ -83,14 +83,8 @@ def _evaluate_set(
     features = torch.cat([extractor(inference_split(split)).cpu() for split in prepared.parts.values()])
     classes = len(labels.names)
     scale = StandardScaler.fit(features[splits.train])
-    problem = Problem(
-        scale(features[splits.train]),
-        labels.number[splits.train],
-        scale(features[splits.val]),
-        labels.number[splits.val],
-        classes,
-        dataset.per_class,
-    )
+    train, val = ((scale(features[rows]), labels.number[rows]) for rows in (splits.train, splits.val))
+    problem = Problem(*train, *val, classes, dataset.per_class)
     fingerprint = f"{prepared.fingerprint()}{extractor.network} {extractor.transform}"
     tuned = tuner(problem, f"{dataset.name}-{sha256(fingerprint.encode()).hexdigest()[:16]}", on_progress)
     fitted = torch.cat([splits.train, splits.val])
