@@ -51,9 +51,8 @@ def neighbourhood_stats(
     row = neighbours.row
     if row is None:  # S_i is all of C_i, which was not listed
         row = _nearest(query, bank, constraint, max(1, int(neighbours.count.max())), include_query)
-    everywhere = _nearest(query, bank, Unconstrained(), row.shape[1], include_query).masked_fill(
-        row == UNKNOWN, UNKNOWN
-    )
+    everywhere = _nearest(query, bank, Unconstrained(), row.shape[1], include_query)
+    everywhere = everywhere.masked_fill(row == UNKNOWN, UNKNOWN)
     rank = rank_of_last(query, bank, row)
     as_far = torch.full((len(query),), torch.nan, dtype=torch.float64)
     if len(rank) and neighbours.row is not None:  # all of C may reach to the end of the bank

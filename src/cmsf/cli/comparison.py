@@ -75,10 +75,10 @@ class Comparison:
 
     def caption(self, judged_on: str) -> None:
         """Sets the title: what is measured, on what."""
-        starred = (
-            "; *: mean per class" if any(self._mark(column) for row in self.rows.values() for column in row) else ""
+        starred = any(self._mark(column) for row in self.rows.values() for column in row)
+        self.title = (
+            f"accuracy on {judged_on}, %, ± half of its 95 % interval{'; *: mean per class' if starred else ''}"
         )
-        self.title = f"accuracy on {judged_on}, %, ± half of its 95 % interval{starred}"
 
     def _mark(self, column: str) -> str:
         from cmsf.evaluation.metrics import MEAN_PER_CLASS

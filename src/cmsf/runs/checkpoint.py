@@ -235,8 +235,6 @@ def load_state(learner: Learner, contents: Mapping[str, Any]) -> dict[str, Any]:
         learner.supervision.load_state_dict(state["knowledge"])
         if learner.supervision.companion_cache is not None:
             _load_cache(learner.supervision.companion_cache, contents)
-    except CorruptCheckpoint:
-        raise
     except BadInput as error:
         raise CorruptCheckpoint(str(error)) from None
     except (RuntimeError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:

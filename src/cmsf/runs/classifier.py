@@ -204,14 +204,9 @@ def tune_in_rounds(
     width = feature_width(extractor.backbone, run.recipe.backbone, run.recipe.size)
     network = make_classifier(extractor, width, len(data.label_names), options.seed, options.tune)
     rounds, scores = [], None
+    train, seed, settings = data.train, options.seed, options.schedule
     for done in fine_tune_in_rounds(
-        network,
-        data.train,
-        extractor,
-        options.seed,
-        rounds=options.rounds,
-        mode=options.tune,
-        settings=options.schedule,
+        network, train, extractor, seed, rounds=options.rounds, mode=options.tune, settings=settings
     ):
         accuracy = None
         if held_out is not None:

@@ -206,15 +206,9 @@ class RunFolder:
                 recipe = replace(recipe, cache=self.recipe().cache)
             seen = self.listing().seen()
             seen = replace(seen, test=seen.test | {path for split, path in broken or () if split == "test"})
-        return load_dataset(
-            source,
-            recipe,
-            size,
-            labels=None if data_config.labels is None else Path(data_config.labels),
-            val=None if data_config.val is None else open_source(data_config.val),
-            known_broken=broken,
-            seen=seen,
-        )
+        labels = None if data_config.labels is None else Path(data_config.labels)
+        val = None if data_config.val is None else open_source(data_config.val)
+        return load_dataset(source, recipe, size, labels=labels, val=val, known_broken=broken, seen=seen)
 
     def check_same_paths(self, data: Dataset, otherwise: str = "give them with --data") -> None:
         self.listing().check_same_paths(data, self.path, otherwise)

@@ -62,13 +62,8 @@ def open_shards(urls: str) -> Source:
     )
     if not names:
         raise BadInput(f"no images in the {len(shards)} shards of wds:{urls}; cmsf reads {' '.join(SUFFIXES)}")
-    places = torch.tensor(
-        [
-            (number, *place)
-            for number, index in enumerate(indices)
-            for place in zip(index.offsets, index.sizes, strict=True)
-        ]
-    )
+    spans = [(n, *span) for n, index in enumerate(indices) for span in zip(index.offsets, index.sizes, strict=True)]
+    places = torch.tensor(spans)
     labels = [label for index in indices for label in index.labels]
     splits = {}
     for split, members in _split_shards(shards).items():
