@@ -103,8 +103,7 @@ def flags(span: str) -> list[str]:
 
 def make_parsers() -> tuple[Parser, dict[str, Parser]]:
     parser = Parser(prog="cmsf")
-    subparsers = parser.add_subparsers(parser_class=Parser)
-    return parser, {name: command.add_parser(subparsers) for name, command in cli._COMMANDS.items()}
+    return parser, cli.add_commands(parser)
 
 
 def run_commands(page: Path) -> None:
@@ -266,17 +265,17 @@ def test_every_name_of_the_code_that_is_mentioned_exists() -> None:
 def test_the_tree_in_contributing_is_the_tree() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     tree = text[text.index("    src/cmsf/\n") : text.index("    tests/  ")]
-    room, files, rooms = "", 0, set()
+    package, files, packages = "", 0, set()
     for line in tree.splitlines()[1:]:
         if found := re.match(r"    (│   )?[├└]── ([\w./]+)", line):
             inside, name = found.groups()
-            room = room if inside else name
-            place = ROOT / "src/cmsf" / (f"{room}{name}" if inside else name)
+            package = package if inside else name
+            place = ROOT / "src/cmsf" / (f"{package}{name}" if inside else name)
             assert place.exists(), line
-            files, rooms = files + 1, rooms | {room}
+            files, packages = files + 1, packages | {package}
     assert files > 50
     assert {path.name for path in (ROOT / "src/cmsf").iterdir() if path.name != "__pycache__"} == {
-        room.rstrip("/") for room in rooms
+        package.rstrip("/") for package in packages
     }
 
 

@@ -1,4 +1,4 @@
-"""A run folder of version 0.1, written before the modules had their rooms, goes on working.
+"""A run folder of version 0.1, written before the modules were in packages, goes on working.
 
 tests/fixtures/run-0.1/stopped was ended by SIGTERM in the middle of its second epoch; finished/ is what the same code
 made of it.

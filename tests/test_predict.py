@@ -156,9 +156,9 @@ def test_what_cannot_be_predicted_or_written_is_refused(
     )
     assert "no such run" in refusal(capsys, "predict", tmp_path / "nowhere", "--data", photos)
     for out, message in (
-        (tmp_path, "is a folder; give a file"),
-        (tmp_path / "no" / "p.csv", "no such folder"),
-        (tmp_path / "p.txt", "written as .csv or .parquet"),
+        (tmp_path, "expected a .csv or .parquet or .pq file"),
+        (tmp_path / "no" / "p.csv", "expected a file in an existing folder"),
+        (tmp_path / "p.txt", "expected a .csv or .parquet or .pq file"),
     ):
         assert message in refusal(capsys, "predict", classifier.path, "--data", photos, "--out", out)
     assert "required: --data" in refusal(capsys, "predict", classifier.path)

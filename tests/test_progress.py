@@ -172,7 +172,7 @@ def test_work_that_was_done_before_says_nothing_of_the_pace(looking_at: Callable
     look = looking_at(80)
     with progress_bar("trials", 100) as at:
         at(1)
-        at(90, found=True)
+        at(90, resumed=True)
         assert "90 of 100 -:--:--" in " ".join(look()[0].split())
 
 

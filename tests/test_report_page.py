@@ -172,4 +172,4 @@ def test_every_asset_is_part_of_the_package() -> None:
 
     assets = Path(page.__file__).parent / "assets"
     assert {file.suffix for file in assets.iterdir()} == {".html", ".css", ".js"}
-    assert {file.name for file in assets.glob("*.js")} == set(page._SCRIPTS)
+    assert {file.stem for file in assets.glob("*.js")} == set(page._SCRIPTS)

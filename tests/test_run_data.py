@@ -83,7 +83,7 @@ def test_a_list_of_few_labels_is_used_to_its_last_training_image(tmp_path: Path)
     with few.open("w", newline="") as file:
         listed = [(path, truth[int(path.split("/")[-1])]) for path in train.paths[:20]]
         csv.writer(file).writerows([("path", "label"), *listed])
-    assert run._few(few, None).index.tolist() == list(range(20))
+    assert run._listed_subset(few, None).index.tolist() == list(range(20))
 
 
 def test_the_listing_is_read_once_and_says_what_data_parquet_does(

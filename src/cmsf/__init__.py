@@ -68,7 +68,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: `cmsf --help` should not wait for torch."""
+    """Imports on first use: `cmsf --help` should not wait for torch."""
     for home, names in _HOMES.items():
         if name in names:
             return getattr(import_module(home), name)

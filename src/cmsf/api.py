@@ -73,8 +73,8 @@ def train(
     options = TrainingOptions(checkpoint_minutes, on_full_disk, on_collapse)
     world = World.from_env()
     screen = screen or Screen(quiet=quiet or not world.is_main)
-    where = pick_device(device, world.local_rank)
-    with screen.bars(), init_process_group(world, where):
+    torch_device = pick_device(device, world.local_rank)
+    with screen.bars(), init_process_group(world, torch_device):
         if not world.is_main:
             world.barrier()  # until the first process has made the folder, which says how images are kept
         data_config, source = DataConfig.resolve(data, labels, val), open_source(data)
@@ -90,7 +90,9 @@ def train(
         resolved = resolve(chosen, images, side, world.local_size, world.size if bank_sharded else 1, world.size)
         for line in images.describe():
             screen.print(line)
-        learner, differences = _open_run(folder, data_config, resolved, images, where, world, bank_sharded, screen)
+        learner, differences = _open_run(
+            folder, data_config, resolved, images, torch_device, world, bank_sharded, screen
+        )
         with folder.locked() if world.is_main else nullcontext():
             if world.is_main:
                 world.barrier()
@@ -184,26 +186,26 @@ def resume(
     val: str | Path | None = None,
     quiet: bool = False,
     screen: Screen | None = None,
-    **given: Any,
+    **options: Any,
 ) -> Run:
     """Resumes a run that was stopped: its folder says the recipe and the images.
 
-    given: device, workers and training options as in `train`. Fields of the recipe, `data`, `labels` and `val` are
+    options: device, workers and training options as in `train`. Fields of the recipe, `data`, `labels` and `val` are
     optional, and must then be those of the run; but data that is a shell command is run only if it is given.
     """
     screen = screen or Screen(quiet=quiet or not World.from_env().is_main)
     previous = Run(run)
-    if previous.folder.is_complete() and not given.get("report"):
+    if previous.folder.is_complete() and not options.get("report"):
         screen.print(f"{previous.path} is complete already; remove it to train again")
         return previous
-    kept = previous.folder.data_config()
-    if data is None or (val is None and kept.val is not None):
+    data_config = previous.folder.data_config()
+    if data is None or (val is None and data_config.val is not None):
         previous.data_config()  # which refuses what would run a command
     sources = {"data": data, "labels": labels, "val": val}
     named = {name: getattr(DataConfig.resolve(**sources), name) for name, value in sources.items() if value is not None}
-    given = british(given)
-    named |= {name: given.pop(name) for name in [*given] if name in asdict(previous.recipe)}
-    recorded = asdict(kept) | asdict(previous.recipe)
+    options = british(options)
+    named |= {name: options.pop(name) for name in [*options] if name in asdict(previous.recipe)}
+    recorded = asdict(data_config) | asdict(previous.recipe)
     differences = [
         f"{name}: {value} against {recorded[name]}" for name, value in named.items() if value != recorded[name]
     ]
@@ -212,9 +214,10 @@ def resume(
             f"{previous.path} was started with other settings ({first_few(differences)}); leave them out, or "
             "train in another --out"
         )
-    given["device"] = _previous_device(previous, given.get("device", "auto"))
-    given["bank_sharded"] = given.get("bank_sharded") or previous.folder.environment().get(BANK_SHARDED) is True
-    return train(previous.recipe, kept.data, previous.path, labels=kept.labels, val=kept.val, screen=screen, **given)
+    options["device"] = _previous_device(previous, options.get("device", "auto"))
+    options["bank_sharded"] = options.get("bank_sharded") or previous.folder.environment().get(BANK_SHARDED) is True
+    options |= {"labels": data_config.labels, "val": data_config.val, "screen": screen}
+    return train(previous.recipe, data_config.data, previous.path, **options)
 
 
 def _previous_device(run: Run, device: str) -> str:
@@ -284,8 +287,8 @@ def _finetune_options(
     seed: int | None,
 ) -> FinetuneOptions:
     """Checks the values; those of a recipe's fields have the same bounds."""
-    given = {"epochs": epochs, "lr": lr, "seed": seed}
-    Recipe().changed({name: value for name, value in given.items() if value is not None})
+    overrides = {"epochs": epochs, "lr": lr, "seed": seed}
+    Recipe().changed({name: value for name, value in overrides.items() if value is not None})
     check_integer("--rounds", rounds, 1, MOST_ROUNDS)
     if tune == "linear" and (epochs is not None or lr is not None):
         flag = "--epochs" if lr is None else "--lr"

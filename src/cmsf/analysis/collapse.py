@@ -65,9 +65,9 @@ def uniformity(embedding: Float[Tensor, "n d"]) -> float:
     embedding = embedding.cpu().double()
     total = 0.0
     for start in range(0, count, _BLOCK):
-        part = embedding[start : start + _BLOCK]
+        block = embedding[start : start + _BLOCK]
         # Without the pairs of an image and itself, which are exp(0) each.
-        total += float(torch.exp(-2 * torch.cdist(part, embedding).square()).sum()) - len(part)
+        total += float(torch.exp(-2 * torch.cdist(block, embedding).square()).sum()) - len(block)
     return math.log(max(total, math.ulp(0.0)) / (count * (count - 1)))
 
 

@@ -50,15 +50,15 @@ class Compute:
 
     @property
     def forward_passes(self) -> float:
-        return sum(part.forward * part.batch for part in (self.unlabelled, self.labelled)) * self.iterations
+        return sum(passes.forward * passes.batch for passes in (self.unlabelled, self.labelled)) * self.iterations
 
     @property
     def backward_passes(self) -> float:
-        return sum(part.backward * part.batch for part in (self.unlabelled, self.labelled)) * self.iterations
+        return sum(passes.backward * passes.batch for passes in (self.unlabelled, self.labelled)) * self.iterations
 
     @property
     def passes(self) -> float:
-        """Forward and backward, of the whole training."""
+        """Forward and backward passes of the whole training."""
         return self.forward_passes + self.backward_passes
 
     @property

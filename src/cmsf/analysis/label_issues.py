@@ -93,8 +93,8 @@ def find_label_issues(
     columns = (images, split.label, scores.suggested, scores.score, scores.label_share, scores.suggested_share, near)
     rows = zip(*(column[order].tolist() for column in columns), strict=True)
     return [
-        Suspect(data.train.paths[i], i, names[label], names[other], score, share, other_share, tuple(close), truth[i])
-        for i, label, other, score, share, other_share, close in rows
+        Suspect(data.train.paths[i], i, names[label], names[guess], score, share, guess_share, tuple(close), truth[i])
+        for i, label, guess, score, share, guess_share, close in rows
     ]
 
 
@@ -129,15 +129,15 @@ def _nearest(features: Float[Tensor, "n f"], k: int) -> Iterator[tuple[Tensor, T
 
 
 def _score(
-    votes: Float[Tensor, "b c"], mine: Int[Tensor, "b 1"], members: Int[Tensor, " c"]
+    votes: Float[Tensor, "b c"], label: Int[Tensor, "b 1"], members: Int[Tensor, " c"]
 ) -> tuple[Float[Tensor, " b"], Int[Tensor, " b"], Float[Tensor, " b"], Float[Tensor, " b"]]:
     share = votes / votes.sum(1, keepdim=True)
-    others = members.double().repeat(len(votes), 1).scatter_add_(1, mine, -torch.ones_like(mine, dtype=torch.float64))
+    others = members.double().repeat(len(votes), 1).scatter_add_(1, label, -torch.ones_like(label, dtype=torch.float64))
     support = share + _PRIOR * others / others.sum(1, keepdim=True)
-    best, suggested = support.scatter(1, mine, -1.0).max(1)
-    score = best / (best + support.gather(1, mine)[:, 0])
-    score = score.masked_fill(members[mine[:, 0]] == 1, 0.0)
-    return score, suggested, share.gather(1, mine)[:, 0], share.gather(1, suggested[:, None])[:, 0]
+    best, suggested = support.scatter(1, label, -1.0).max(1)
+    score = best / (best + support.gather(1, label)[:, 0])
+    score = score.masked_fill(members[label[:, 0]] == 1, 0.0)
+    return score, suggested, share.gather(1, label)[:, 0], share.gather(1, suggested[:, None])[:, 0]
 
 
 @dataclass(frozen=True)
@@ -157,9 +157,9 @@ class DetectionCounts:
         return self.both / max(1, self.wrong)
 
 
-def compare_with_truth(every: Sequence[Suspect], min_score: float) -> DetectionCounts | None:
+def compare_with_truth(labelled: Sequence[Suspect], min_score: float) -> DetectionCounts | None:
     """Counts the images whose true class is known; None where no label differs from it."""
-    known = [image for image in every if image.truth is not None]
+    known = [image for image in labelled if image.truth is not None]
     called = [image for image in known if image.score >= min_score]
     wrong, both = (sum(image.truth != image.label for image in images) for images in (known, called))
     return DetectionCounts(len(called), wrong, both) if wrong else None

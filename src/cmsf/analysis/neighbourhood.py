@@ -51,9 +51,8 @@ def neighbourhood_stats(
     row = neighbours.row
     if row is None:  # S_i is all of C_i, which was not listed
         row = _nearest(query, bank, constraint, max(1, int(neighbours.count.max())), include_query)
-    everywhere = _nearest(query, bank, Unconstrained(), row.shape[1], include_query).masked_fill(
-        row == UNKNOWN, UNKNOWN
-    )
+    everywhere = _nearest(query, bank, Unconstrained(), row.shape[1], include_query)
+    everywhere = everywhere.masked_fill(row == UNKNOWN, UNKNOWN)
     rank = rank_of_last(query, bank, row)
     as_far = torch.full((len(query),), torch.nan, dtype=torch.float64)
     if len(rank) and neighbours.row is not None:  # all of C may reach to the end of the bank
@@ -69,8 +68,8 @@ def _purity_to(query: Rows, bank: MemoryBank, count: int, truth: Int[Tensor, " n
     step = max(1, _BLOCK // (count * query.embedding.shape[1]))
     purities = []
     for start in range(0, len(query), step):
-        part = query[start : start + step]
-        purities.append(purity(part, bank.index, _nearest(part, bank, Unconstrained(), count, counted), truth))
+        chunk = query[start : start + step]
+        purities.append(purity(chunk, bank.index, _nearest(chunk, bank, Unconstrained(), count, counted), truth))
     return torch.cat(purities)
 
 
@@ -95,9 +94,9 @@ def purity(
     truth = truth.to(row.device)
     image = torch.where(row == UNKNOWN, UNKNOWN, index[row])
     others = (image != UNKNOWN) & (image != query.index[:, None])
-    theirs, mine = truth[image], truth[query.index][:, None]
-    counted = others & (theirs != UNKNOWN) & (mine != UNKNOWN)
-    alike = counted & (theirs == mine)
+    neighbour_class, query_class = truth[image], truth[query.index][:, None]
+    counted = others & (neighbour_class != UNKNOWN) & (query_class != UNKNOWN)
+    alike = counted & (neighbour_class == query_class)
     return (alike.sum(1).cpu() / counted.sum(1).cpu()).double()
 
 

@@ -89,8 +89,12 @@ def class_report(
     if test is None or test_class is None or not bool((test_class != UNKNOWN).any()):
         query, truth, images, own = train, train_class, known.nonzero()[:, 0], torch.arange(len(train))
     else:
-        kept = test_class != UNKNOWN
-        query, truth, images = test[kept.to(test.device)], test_class[kept], len(known) + kept.nonzero()[:, 0]
+        has_class = test_class != UNKNOWN
+        query, truth, images = (
+            test[has_class.to(test.device)],
+            test_class[has_class],
+            len(known) + has_class.nonzero()[:, 0],
+        )
     left_out = own is not None
     if len(train) < 1 + left_out:
         raise BadInput(f"there are {len(train)} training images with a class, too few to have neighbours")
@@ -113,9 +117,9 @@ def _by_neighbours(
     """Returns the class that each image's neighbours vote for, and the share of its own class among the nearest."""
     guess, purity, done = [], [], 0
     for near, similarity in nearest:
-        theirs, mine = label[near], truth[done : done + len(near)]
-        guess.append(_KNN.scores(theirs, similarity, classes).argmax(1))
-        purity.append((theirs[:, :_NEAREST] == mine[:, None]).double().mean(1))
+        neighbour_class, query_class = label[near], truth[done : done + len(near)]
+        guess.append(_KNN.scores(neighbour_class, similarity, classes).argmax(1))
+        purity.append((neighbour_class[:, :_NEAREST] == query_class[:, None]).double().mean(1))
         done += len(near)
     return torch.cat(guess), torch.cat(purity)
 

@@ -45,7 +45,7 @@ class SemiSupervised:
 
     @property
     def calculation(self) -> Calculation | None:
-        """None for the one row that the supplement does not have."""
+        """The row of the supplement's table; None for the one that it does not have."""
         return _CALCULATIONS.get(self.name)
 
 
@@ -80,7 +80,7 @@ def _calculated(
     flops: float,
     labelled: tuple[float, float, int] = (0, 0, 0),
 ) -> Calculation:
-    """As the table has it: forward, backward, batch; iterations an epoch and epochs, or all of them."""
+    """Returns a row as the table has it: forward, backward, batch; iterations an epoch and epochs, or all of them."""
     total = iterations if isinstance(iterations, int) else iterations[0] * iterations[1]
     compute = Compute(Passes(*unlabelled), total, Passes(*labelled))
     return Calculation(compute, None if isinstance(iterations, int) else iterations[0], mini_batch, passes, flops)

@@ -50,7 +50,7 @@ def wait_without_spinning() -> None:
 
 
 def reported(command: Callable[[], int]) -> int:
-    """The exit code of a command; what a user can mend is said in a line."""
+    """Returns the exit code of a command; an error that a user can correct is printed in one line."""
     try:
         with warnings.catch_warnings():
             for message, module in _KNOWN_WARNINGS:
@@ -68,11 +68,22 @@ def reported(command: Callable[[], int]) -> int:
         return 128 + signal.SIGPIPE
 
 
+def add_commands(parser: Parser) -> dict[str, Parser]:
+    """Adds a parser for each command. A command is a module: its docstring describes it, and `execute` runs it."""
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    parsers: dict[str, Parser] = {}
+    for name, module in _COMMANDS.items():
+        usage = getattr(module, "USAGE", None)
+        parsers[name] = commands.add_parser(name, usage=usage, help=module.HELP, description=module.__doc__)
+        module.add_arguments(parsers[name])
+        parsers[name].set_defaults(command=module.execute)
+    return parsers
+
+
 def run_command(arguments: list[str]) -> int:
     parser = Parser(prog="cmsf", description="Representation learning by constrained mean shift.")
     parser.add_argument("--version", action="version", version=f"cmsf {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
-    subparsers = {name: command.add_parser(commands) for name, command in _COMMANDS.items()}
+    subparsers = add_commands(parser)
     if not arguments:
         parser.print_help()
         return 0

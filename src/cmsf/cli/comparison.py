@@ -18,10 +18,8 @@ _LATEX = {
     "–": "--",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
-} | {one: f"\\{one}" for one in "%&#_{}$"}
-
-
-_MARKDOWN = {"<": "&lt;", ">": "&gt;", "&": "&amp;"} | {one: f"\\{one}" for one in "\\|`[]$"}
+} | {letter: f"\\{letter}" for letter in "%&#_{}$"}
+_MARKDOWN = {"<": "&lt;", ">": "&gt;", "&": "&amp;"} | {letter: f"\\{letter}" for letter in "\\|`[]$"}
 _LONGEST_NAME = 100
 
 
@@ -53,21 +51,12 @@ class Comparison:
         header, *rows = ([_in_latex(cell) for cell in line] for line in self._cells())
         lines = [" & ".join(line) + r" \\" for line in (header, *rows)]
         columns = "l" + "r" * (len(header) - 1)
-        return "\n".join(
-            [
-                f"% {one_line(self.title)}; needs \\usepackage{{booktabs}}",
-                rf"\begin{{tabular}}{{{columns}}}",
-                r"\toprule",
-                lines[0],
-                r"\midrule",
-                *lines[1:],
-                r"\bottomrule",
-                r"\end{tabular}",
-            ]
-        )
+        title = f"% {one_line(self.title)}; needs \\usepackage{{booktabs}}"
+        body = [r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
+        return "\n".join([title, rf"\begin{{tabular}}{{{columns}}}", *body, r"\end{tabular}"])
 
     def _on_terminal(self) -> None:
-        """A row a run; or, where those would be too wide, a row a figure."""
+        """Prints a row a run; or, where those would be too wide, a row a figure."""
         console = Console(highlight=False)
         cells = self._cells()
         table = self._table(cells)
@@ -85,24 +74,27 @@ class Comparison:
         return table
 
     def caption(self, judged_on: str) -> None:
-        """What is measured, on what."""
-        starred = (
-            "; *: mean per class" if any(self._mark(column) for row in self.rows.values() for column in row) else ""
+        """Sets the title: what is measured, on what."""
+        starred = any(self._mark(column) for row in self.rows.values() for column in row)
+        self.title = (
+            f"accuracy on {judged_on}, %, ± half of its 95 % interval{'; *: mean per class' if starred else ''}"
         )
-        self.title = f"accuracy on {judged_on}, %, ± half of its 95 % interval{starred}"
 
     def _mark(self, column: str) -> str:
         from cmsf.evaluation.metrics import MEAN_PER_CLASS
 
-        found = (row[column] for row in self.rows.values() if column in row)
-        return "*" if any(measures["quoted"] == MEAN_PER_CLASS for measures in found) else ""
+        measured = (row[column] for row in self.rows.values() if column in row)
+        return "*" if any(measures["quoted"] == MEAN_PER_CLASS for measures in measured) else ""
 
     def _cells(self) -> list[list[str]]:
         columns = list(dict.fromkeys(column for measures in self.rows.values() for column in measures))
         header = ["", *(column.replace("-nn", "-NN") + self._mark(column) for column in columns)]
         return [
             [_name(column) for column in header],
-            *([_name(name), *(_cell(found.get(column)) for column in columns)] for name, found in self.rows.items()),
+            *(
+                [_name(name), *(_cell(measures.get(column)) for column in columns)]
+                for name, measures in self.rows.items()
+            ),
         ]
 
 

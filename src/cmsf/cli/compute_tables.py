@@ -26,20 +26,11 @@ def papers_table() -> list[str]:
     for row in SEMI_SUPERVISED:
         if row.calculation is None:
             continue
-        said, compute = row.calculation, row.calculation.compute
-        lines.append(
-            [
-                row.name,
-                *_three(compute.unlabelled),
-                *_three(compute.labelled),
-                f"{compute.mini_batch:.0f}",
-                "" if said.per_epoch is None else str(said.per_epoch),
-                str(row.epochs),
-                f"{compute.passes / 1e8:.2f}",
-                f"{compute.flops / 1e18:.2f}",
-                f"{row.top_1}",
-            ]
-        )
+        calculation, compute = row.calculation, row.calculation.compute
+        passes = [*_three(compute.unlabelled), *_three(compute.labelled), f"{compute.mini_batch:.0f}"]
+        epochs = ["" if calculation.per_epoch is None else str(calculation.per_epoch), str(row.epochs)]
+        totals = [f"{compute.passes / 1e8:.2f}", f"{compute.flops / 1e18:.2f}", f"{row.top_1}"]
+        lines.append([row.name, *passes, *epochs, *totals])
     return [
         f"ResNet-50 on ImageNet ({IMAGENET_IMAGES:,} images), 10 % of the labels: the paper's inputs, and what its own",
         f"equation makes of them: FLOPs = (forward + 2 × backward passes) × {_power(PAPERS_PASS, 1)}, backbone alone,",
@@ -52,7 +43,7 @@ def papers_table() -> list[str]:
 
 
 def _with_groups(lines: list[str], names: Sequence[str]) -> list[str]:
-    """Names above the columns that begin with fwd."""
+    """Writes names above the columns that begin with fwd."""
     first, second, *rest = lines
     start = 0
     for name in names:
@@ -82,8 +73,8 @@ class Row:
     @property
     def network(self) -> str:
         stem = ", small stem," if self.recipe.stem == "small" else ""
-        each = _power(self.compute.per_pass)
-        return f"{self.recipe.backbone}{stem} at {self.recipe.size} px: {each} multiply-adds a forward pass"
+        per_pass = _power(self.compute.per_pass)
+        return f"{self.recipe.backbone}{stem} at {self.recipe.size} px: {per_pass} multiply-adds a forward pass"
 
     def cells(self) -> list[str]:
         spent, compute, epochs = self.spent, self.compute, str(self.recipe.epochs)
@@ -104,7 +95,7 @@ class Row:
         ]
 
     def judged_before(self) -> str | None:
-        """Where the last 20-NN is not of all that was spent."""
+        """Returns a note where the last 20-NN was measured before the end."""
         reached = None if self.spent is None else self.spent.reached.get("20-nn")
         if self.spent is None or reached is None or reached.epochs == self.spent.epochs:
             return None
@@ -112,7 +103,7 @@ class Row:
         return f"{self.name}: its 20-NN is of epoch {reached.epochs}, after {then} FLOPs"
 
     def note(self) -> str | None:
-        """What the offline cache of pseudo-labels adds."""
+        """Returns what the offline cache of pseudo-labels adds."""
         more = self.clean_views
         if more is None:
             return None
@@ -126,7 +117,7 @@ class Row:
 def table_of(rows: Sequence[Row]) -> list[str]:
     head = ["", "epochs", "fwd", "bwd", "batch", "steps", "passes", "FLOPs", "time", "20-NN"]
     cells = [head, *(row.cells() for row in rows)]
-    there = [column for column in range(len(head)) if not column or any(line[column] for line in cells[1:])]
+    filled = [column for column in range(len(head)) if not column or any(line[column] for line in cells[1:])]
     runs = any(row.spent is not None for row in rows)
     notes = [
         *dict.fromkeys(row.network for row in rows),
@@ -137,14 +128,14 @@ def table_of(rows: Sequence[Row]) -> list[str]:
         *(["time: of training, by the log's images per second; without evaluations and pauses."] if runs else []),
     ]
     return [
-        *_aligned([[line[column] for column in there] for line in cells]),
+        *_aligned([[line[column] for column in filled] for line in cells]),
         "",
         *(line for note in notes for line in wrap(one_line(note), _WIDTH, subsequent_indent=_GAP)),
     ]
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Columns side by side, the first to the left; where it is long, it gives way to the others."""
+    """Aligns columns, the first to the left; where it is long, it gives way to the others."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     widths[0] = min(widths[0], max(12, _WIDTH - sum(widths[1:]) - len(_GAP) * len(widths[1:])))
     return [
@@ -154,7 +145,7 @@ def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _power(number: float, digits: int = 2) -> str:
-    """7.69e8."""
+    """Formats a number as 7.69e8."""
     figure, power = f"{number:.{digits}e}".split("e")
     return f"{figure}e{int(power)}"
 

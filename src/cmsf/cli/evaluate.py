@@ -1,4 +1,8 @@
-"""cmsf evaluate"""
+"""Accuracy on frozen features. knn: the paper's majority vote, k = 1 and 20, and a weighted vote. linear: a linear
+layer, fitted to convergence on clean views. linear-sgd: the paper's, 40 epochs of SGD on random views, and the same on
+clean ones. few-labels: a linear layer and the whole network fine-tuned, with 1 % and 10 % of the labels. transfer: a
+linear layer on other data sets, its settings searched for. retrieval: R@1, 5 and 10. classifier: the one that a run of
+xent or fixmatch, or a fine-tuned one, has."""
 
 from __future__ import annotations
 
@@ -7,24 +11,16 @@ import sys
 from typing import Any
 
 from cmsf.cli.comparison import Comparison
-from cmsf.cli.parser import Parser, add_machine_flags, parse_int, parse_workers, print_paths, set_threads
+from cmsf.cli.parser import Parser, apply_machine_flags, parse_int, print_paths
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import expand_user
 from cmsf.utils.text import one_line
 
+HELP = "how good the features of runs are"
 _MOST_TRIALS = 10**6
 
 
-def add_parser(commands: Any) -> Parser:
-    parser: Parser = commands.add_parser(
-        "evaluate",
-        help="how good the features of runs are",
-        description="Accuracy on frozen features. knn: the paper's majority vote, k = 1 and 20, and a weighted vote. "
-        "linear: a linear layer, fitted to convergence on clean views. linear-sgd: the paper's, 40 epochs of SGD on "
-        "random views, and the same on clean ones. few-labels: a linear layer and the whole network fine-tuned, with "
-        "1 % and 10 % of the labels. transfer: a linear layer on other data sets, its settings searched for. "
-        "retrieval: R@1, 5 and 10. classifier: the one that a run of xent or fixmatch, or a fine-tuned one, has.",
-    )
+def add_arguments(parser: Parser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="*", help="run folders")
     parser.add_argument(
         "--with",
@@ -39,26 +35,21 @@ def add_parser(commands: Any) -> Parser:
     parser.add_argument(
         "--few", metavar="LIST", nargs="+", help="few-labels: lists of path and label instead of seeded shares"
     )
-    parser.add_argument(
-        "--suite",
-        metavar="FILE",
-        help="transfer: a YAML of data sets, a line each, as birds: photos/birds (default: those of the paper's ten "
-        "that torchvision's folder has)",
+    parser.add_options(
+        {
+            "--suite FILE": "transfer: a YAML of data sets, a line each, as birds: photos/birds (default: those of the "
+            "paper's ten that torchvision's folder has)",
+            "--trials N": "transfer: settings to try a data set (default: 200)",
+            "--storage URL": "transfer: Optuna's storage, which several machines may share (default: a journal in the "
+            "run folder)",
+            "--ray": "transfer: search with Ray Tune (extra [ray])",
+        }
     )
-    parser.add_argument("--trials", metavar="N", help="transfer: settings to try a data set (default: 200)")
-    parser.add_argument(
-        "--storage",
-        metavar="URL",
-        help="transfer: Optuna's storage, which several machines may share (default: a journal in the run folder)",
-    )
-    parser.add_argument("--ray", action="store_true", help="transfer: search with Ray Tune (extra [ray])")
     parser.add_argument("--format", choices=("table", "markdown", "latex"), default="table", help="of what is printed")
-    add_machine_flags(parser)
-    parser.set_defaults(command=_evaluate)
-    return parser
+    parser.add_machine_flags()
 
 
-def _evaluate(chosen: argparse.Namespace) -> int:
+def execute(chosen: argparse.Namespace) -> int:
     from cmsf.evaluation.transfer import TRIALS
     from cmsf.runs.run import METRICS, Run, check_metric
 
@@ -70,9 +61,9 @@ def _evaluate(chosen: argparse.Namespace) -> int:
     if not paths:
         raise BadInput("the following arguments are required: RUN; see cmsf evaluate --help")
     for metric, flags in (("few-labels", ("few",)), ("transfer", ("suite", "storage", "ray", "trials"))):
-        given = [flag for flag in flags if getattr(chosen, flag)]
-        if given and metric not in metrics:
-            raise BadInput(f"--{given[0]} is for {metric}, which is not asked for; add it: --with {metric}")
+        misplaced = [flag for flag in flags if getattr(chosen, flag)]
+        if misplaced and metric not in metrics:
+            raise BadInput(f"--{misplaced[0]} is for {metric}, which is not asked for; add it: --with {metric}")
     options: dict[str, dict[str, Any]] = {
         "few-labels": {"lists": chosen.few or ()},
         "transfer": {
@@ -82,9 +73,8 @@ def _evaluate(chosen: argparse.Namespace) -> int:
             "ray": chosen.ray,
         },
     }
-    set_threads(chosen.threads)
     runs = [Run(path) for path in paths]
-    machine = (chosen.data, chosen.device, parse_workers(chosen.workers))
+    machine = (chosen.data, *apply_machine_flags(chosen))
     comparison, test_splits = Comparison(), set()
     failed: dict[str, BadInput] = {}
     for number, run in enumerate(runs):
@@ -112,9 +102,9 @@ def _evaluate(chosen: argparse.Namespace) -> int:
         }
         print_paths(files | ({"open": run.folder.neighbours_picture} if "knn" in metrics else {}))
     if len(failed) > 1:
-        for label, why in failed.items():
-            print(one_line(f"{label}: {why}"), file=sys.stderr)
+        for label, failure in failed.items():
+            print(one_line(f"{label}: {failure}"), file=sys.stderr)
         raise BadInput(f"{len(failed)} of {len(runs)} runs could not be evaluated; see above")
-    for label, why in failed.items():
-        raise BadInput(f"{label}: {why}" if len(runs) > 1 else str(why))
+    for label, failure in failed.items():
+        raise BadInput(f"{label}: {failure}" if len(runs) > 1 else str(failure))
     return 0

@@ -1,4 +1,8 @@
-"""cmsf flops"""
+"""What training costs, by the paper's equation: FLOPs = (forward passes + 2 × backward passes) × those of a forward
+pass, through the backbone alone, a multiply-add counted as one, and a crop of K px beside views of S px as (K / S)² of
+a pass. Without arguments, the paper's table from its own inputs; what of it does not follow from them is in
+docs/results/errata.md. With recipes or runs, a row of each: for a run so far as it has come, with the time its training
+took and its last 20-NN accuracy. What a pass costs is counted in the network."""
 
 from __future__ import annotations
 
@@ -6,57 +10,41 @@ import argparse
 from collections.abc import Sequence
 from os.path import isdir
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cmsf.analysis.published import IMAGENET_IMAGES
 from cmsf.cli.compute_tables import Row, papers_table, table_of
-from cmsf.cli.parser import Parser, parse_int, parse_out, print_line, print_paths
+from cmsf.cli.parser import Parser, parse_int, print_line, print_paths
 from cmsf.recipes import check_recipe_name, get_recipe
 from cmsf.recipes.recipe import AUTO, Recipe
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import expand_user, report_write_errors
+from cmsf.utils.files import check_out, expand_user, report_write_errors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+USAGE = "cmsf flops [RECIPE | RUN ...] [--images N] [--out FILE]\n       cmsf flops --published --out FILE"
+HELP = "what training costs: the paper's table, recipes, runs"
 _MOST_IMAGES = 10**12
 
 
-def add_parser(commands: Any) -> Parser:
-    parser: Parser = commands.add_parser(
-        "flops",
-        usage="cmsf flops [RECIPE | RUN ...] [--images N] [--out FILE]\n       cmsf flops --published --out FILE",
-        help="what training costs: the paper's table, recipes, runs",
-        description="What training costs, by the paper's equation: FLOPs = (forward passes + 2 × backward passes) × "
-        "those of a forward pass, through the backbone alone, a multiply-add counted as one, and a crop of K px beside "
-        "views of S px as (K / S)² of a pass. Without arguments, the paper's table from its own inputs; what of it "
-        "does not follow from them is in docs/results/errata.md. With recipes or runs, a row of each: for a run so far "
-        "as it has come, with the time its training took and its last 20-NN accuracy. What a pass costs is counted in "
-        "the network.",
-    )
+def add_arguments(parser: Parser) -> None:
     parser.add_argument("items", nargs="*", metavar="RECIPE | RUN", help="METHOD-SCALE, a recipe.yaml, or a run folder")
-    parser.add_argument(
-        "--images",
-        metavar="N",
-        help="training images of a recipe (default: ImageNet's for -imagenet, the embedded sample's for -small)",
+    parser.add_options(
+        {
+            "--images N": "training images of a recipe (default: ImageNet's for -imagenet, the embedded sample's for "
+            "-small)",
+            "--out FILE": "a .png or .svg of the runs' accuracy (20-NN, and linear where it was evaluated) against "
+            "their compute; runs on ImageNet have the published results beside them",
+            "--published": "draw the paper's Figure 1 into --out, from its tables alone",
+        }
     )
-    parser.add_argument(
-        "--out",
-        metavar="FILE",
-        help="a .png or .svg of the runs' accuracy (20-NN, and linear where it was evaluated) against their compute; "
-        "runs on ImageNet have the published results beside them",
-    )
-    parser.add_argument(
-        "--published", action="store_true", help="draw the paper's Figure 1 into --out, from its tables alone"
-    )
-    parser.set_defaults(command=_flops)
-    return parser
 
 
-def _flops(chosen: argparse.Namespace) -> int:
+def execute(chosen: argparse.Namespace) -> int:
     images = parse_int("--images", chosen.images, 2, _MOST_IMAGES, "those that a recipe learns from")
-    out = None if chosen.out is None else parse_out(chosen.out, ".png", ".svg")
-    runs, recipes = _told_apart(chosen.items)
+    out = None if chosen.out is None else check_out(chosen.out, ".png", ".svg")
+    runs, recipes = _separate_items(chosen.items)
     if chosen.published and (out is None or chosen.items):
         raise BadInput("--published draws the paper's figure; give --out FILE with it, and no recipes or runs")
     if images is not None and not recipes:
@@ -71,7 +59,7 @@ def _flops(chosen: argparse.Namespace) -> int:
         print("\n".join(papers_table()))
         return 0
     rows = _rows(chosen.items, recipes, images)
-    figure = None if out is None else _drawn(rows)
+    figure = None if out is None else _draw(rows)
     print("\n".join(table_of(rows)))
     return 0 if figure is None or out is None else _save(figure, out)
 
@@ -85,8 +73,8 @@ def _save(figure: Figure, out: Path) -> int:
     return 0
 
 
-def _told_apart(items: Sequence[str]) -> tuple[list[str], dict[str, Recipe]]:
-    """Runs, and recipes by what they were called; a mistake is refused before anything is counted."""
+def _separate_items(items: Sequence[str]) -> tuple[list[str], dict[str, Recipe]]:
+    """Returns runs, and recipes by name; a mistake is refused before anything is counted."""
     runs: list[str] = []
     recipes: dict[str, Recipe] = {}
     for item in items:
@@ -114,13 +102,13 @@ def _rows(items: Sequence[str], recipes: dict[str, Recipe], images: int | None) 
             count, side = _expected_images(item, recipes[item], images)
             rows.append(Row(item, expected(recipes[item], count, side), count))
         else:
-            found = run_cost(item)
-            rows.append(Row(item, found.recipe, found.images, found))
+            cost = run_cost(item)
+            rows.append(Row(item, cost.recipe, cost.images, cost))
     return rows
 
 
 def _expected_images(name: str, recipe: Recipe, images: int | None) -> tuple[int, int]:
-    """How many images, and of which size, where none are there: those that the scale is for."""
+    """Returns the number and size of the images that the scale of a recipe is for."""
     from cmsf.data import open_source
 
     if name.endswith("-small"):
@@ -133,7 +121,7 @@ def _expected_images(name: str, recipe: Recipe, images: int | None) -> tuple[int
     return images or IMAGENET_IMAGES, recipe.size
 
 
-def _drawn(rows: Sequence[Row]) -> Figure:
+def _draw(rows: Sequence[Row]) -> Figure:
     from cmsf.analysis.figures.compute import draw_runs
     from cmsf.report.compare import accuracy_points, comparison_warning, published_accuracy
 

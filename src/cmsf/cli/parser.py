@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import expand_user
 from cmsf.utils.numbers import check_integer, parse_number
 from cmsf.utils.text import escape_unprintable, one_line
 
 SOURCE_HELP = "a folder of images, a .csv or .parquet list, an .npz, torchvision:NAME, hf:NAME or wds:SHARDS"
-
-
 _MOST = 1024
 
 
@@ -30,45 +28,45 @@ class Parser(argparse.ArgumentParser):
     def options(self) -> list[str]:
         return list(self._option_string_actions)
 
+    def add_options(self, help_texts: Mapping[str, str]) -> None:
+        """Adds options by what their help shows: "--flag VALUE", or "--flag" for one that is on or off."""
+        for option, text in help_texts.items():
+            flag, _, metavar = option.partition(" ")
+            if metavar:
+                self.add_argument(flag, metavar=metavar, help=text)
+            else:
+                self.add_argument(flag, action="store_true", help=text)
 
-def add_machine_flags(parser: Parser) -> None:
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps")
-    parser.add_argument("--threads", metavar="N", help="CPU threads (default: OMP_NUM_THREADS, or all cores)")
-    parser.add_argument(
-        "--workers",
-        metavar="N",
-        help="processes that decode images which are not held in memory (default: one a core; 0: none)",
-    )
+    def add_machine_flags(self) -> None:
+        """Adds --device, --threads and --workers, for `apply_machine_flags`."""
+        workers = "processes that decode images which are not held in memory (default: one a core; 0: none)"
+        self.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps")
+        self.add_argument("--threads", metavar="N", help="CPU threads (default: OMP_NUM_THREADS, or all cores)")
+        self.add_argument("--workers", metavar="N", help=workers)
 
 
-def set_threads(text: str | None) -> None:
+def apply_machine_flags(chosen: argparse.Namespace) -> tuple[str, int | None]:
+    """Sets the number of CPU threads; returns the device and the number of workers."""
     import torch
 
     from cmsf.data import available_cores
     from cmsf.utils.distributed import World
 
     available = available_cores()
-    asked = parse_int("--threads", text, 1, _MOST, f"here at best {available}")
-    if asked is not None or "OMP_NUM_THREADS" not in os.environ:  # which torch heeds by itself
-        torch.set_num_threads(asked or max(1, available // World.from_env().local_size))
+    threads = parse_int("--threads", chosen.threads, 1, _MOST, f"here at best {available}")
+    if threads is not None or "OMP_NUM_THREADS" not in os.environ:  # which torch heeds by itself
+        torch.set_num_threads(threads or max(1, available // World.from_env().local_size))
+    return chosen.device, parse_int("--workers", chosen.workers, 0, _MOST, "0 decodes in the process that trains")
 
 
-def parse_workers(text: str | None) -> int | None:
-    return parse_int("--workers", text, 0, _MOST, "0 decodes in the process that trains")
+def parse_int(flag: str, text: str | None, minimum: int, maximum: int, hint: str) -> int | None:
+    return None if text is None else check_integer(flag, parse_number(text), minimum, maximum, hint)
 
 
-def parse_int(flag: str, text: str | None, least: int, most: int, hint: str) -> int | None:
-    return None if text is None else check_integer(flag, parse_number(text), least, most, hint)
-
-
-def parse_out(path: str | Path, *suffixes: str) -> Path:
-    """Returns the file to write, or BadInput before anything is computed for it."""
-    out = expand_user(path)
-    if out.suffix.lower() not in suffixes:
-        raise BadInput(f"invalid value --out {out}; expected a {' or '.join(suffixes)} file")
-    if os.path.isdir(out) or not os.path.isdir(out.absolute().parent):  # which take a path of any length
-        raise BadInput(f"invalid value --out {out}; expected a file in an existing folder")
-    return out
+def largest_classes(counts: Mapping[str, int], shown: int = 10) -> list[str]:
+    """Returns a line for each of the largest classes, and one for how many more there are."""
+    lines = [f"  {count:7,}  {name}" for name, count in Counter(counts).most_common(shown)]
+    return [*lines, f"           … and {len(counts) - shown} classes more"] if len(counts) > shown else lines
 
 
 def print_paths(paths: dict[str, Any]) -> None:
@@ -78,5 +76,5 @@ def print_paths(paths: dict[str, Any]) -> None:
 
 
 def print_line(line: str) -> None:
-    """A line of what a command has to say; names in it come from files."""
+    """Prints a line to stdout, escaped and shortened: names in it come from files."""
     print(one_line(line))

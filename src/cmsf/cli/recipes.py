@@ -1,25 +1,21 @@
-"""cmsf recipes"""
+"""The recipes, or one of them in full."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from cmsf.cli.parser import Parser
 from cmsf.recipes import BASELINES, OURS, SCALES, VARIANTS, explain, get_recipe, has_scale
 from cmsf.utils.text import escape_unprintable
 
+HELP = "the recipes, or one in full"
 
-def add_parser(commands: Any) -> Parser:
-    parser: Parser = commands.add_parser(
-        "recipes", help="the recipes, or one in full", description="The recipes, or one of them in full."
-    )
+
+def add_arguments(parser: Parser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="a METHOD, METHOD-SCALE or METHOD+VARIANT-SCALE")
-    parser.set_defaults(command=_recipes)
-    return parser
 
 
-def _recipes(chosen: argparse.Namespace) -> int:
+def execute(chosen: argparse.Namespace) -> int:
     if chosen.name is None:
         firsts = {method: explain(method).splitlines()[0] for method in (*OURS, *BASELINES)}
         _print("Constrained mean shift and its special cases:", {method: firsts[method] for method in OURS})

@@ -1,37 +1,31 @@
-"""cmsf report"""
+"""Write one self-contained page of a run, or of several side by side with their accuracy against compute: summary,
+curves, purity and ranks, neighbours to click through, a map of the images, classes, suspect labels, evaluations,
+compute, recipe and environment. Each plot is also written as PNG and SVG, in a folder beside the page."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from cmsf.cli.parser import Parser, add_machine_flags, parse_out, parse_workers, print_paths, set_threads
+from cmsf.cli.parser import Parser, apply_machine_flags, print_paths
+from cmsf.utils.files import check_out
+
+HELP = "one HTML page that shows what a run has learned"
 
 
-def add_parser(commands: Any) -> Parser:
-    parser: Parser = commands.add_parser(
-        "report",
-        help="one HTML page that shows what a run has learned",
-        description="Write one self-contained page of a run, or of several side by side with their accuracy against "
-        "compute: summary, curves, purity and ranks, neighbours to click through, a map of the images, classes, "
-        "suspect labels, evaluations, compute, recipe and environment. Each plot is also written as PNG and SVG, in a "
-        "folder beside the page.",
-    )
+def add_arguments(parser: Parser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="folders that cmsf train wrote")
     parser.add_argument("--out", metavar="HTML", help="the page (default: report.html in the first run's folder)")
-    add_machine_flags(parser)
-    parser.set_defaults(command=_report)
-    return parser
+    parser.add_machine_flags()
 
 
-def _report(chosen: argparse.Namespace) -> int:
-    set_threads(chosen.threads)
+def execute(chosen: argparse.Namespace) -> int:
+    device, workers = apply_machine_flags(chosen)
     from cmsf.report.write import write_report
     from cmsf.runs.run import Run
     from cmsf.utils.screen import Screen
 
     runs = list({run.path.resolve(): run for run in map(Run, chosen.runs)}.values())
-    out = parse_out(chosen.out or runs[0].folder.report_file, ".html", ".htm")
-    plots = write_report(runs, out, chosen.device, parse_workers(chosen.workers), Screen().print)
+    out = check_out(chosen.out or runs[0].folder.report_file, ".html", ".htm")
+    plots = write_report(runs, out, device, workers, Screen().print)
     print_paths({"report": out, "plots": plots})
     return 0

@@ -1,4 +1,7 @@
-"""cmsf suspects"""
+"""Labels of training images that the images' neighbours, by the run's features, do not vote for; as a list, the
+likeliest to be wrong first, and a picture of the first forty. To use it, look at them, put the right class into the
+column label (a blank takes the label away), and make a list of all labels with cmsf labels SOURCE --corrections
+suspects.csv --out labels.csv, for cmsf train --labels labels.csv."""
 
 from __future__ import annotations
 
@@ -6,73 +9,49 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cmsf.cli.parser import (
-    SOURCE_HELP,
-    Parser,
-    add_machine_flags,
-    parse_out,
-    parse_workers,
-    print_line,
-    print_paths,
-    set_threads,
-)
-from cmsf.utils.files import report_write_errors
+from cmsf.cli.parser import SOURCE_HELP, Parser, apply_machine_flags, print_line, print_paths
+from cmsf.utils.files import check_out, report_write_errors
 from cmsf.utils.numbers import check_number, parse_number
 
 if TYPE_CHECKING:
     from cmsf.analysis.label_issues import Suspect
     from cmsf.runs.run import Run
 
+HELP = "training images that are likely mislabelled"
 _WORST, _PAIRS = 5, 5
 _HEADER = ("path", "index", "label", "suggested", "score", "label_share", "suggested_share")
 
 
-def add_parser(commands: Any) -> Parser:
-    parser: Parser = commands.add_parser(
-        "suspects",
-        help="training images that are likely mislabelled",
-        description="Labels of training images that the images' neighbours, by the run's features, do not vote for; as "
-        "a list, the likeliest to be wrong first, and a picture of the first forty. To use it, look at them, put the "
-        "right class into the column label (a blank takes the label away), and make a list of all labels with "
-        "cmsf labels SOURCE --corrections suspects.csv --out labels.csv, for cmsf train --labels labels.csv.",
-    )
+def add_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run folder")
-    parser.add_argument(
-        "--out",
-        metavar="CSV",
-        default="suspects.csv",
-        help="the list; the picture is beside it (default: suspects.csv)",
+    parser.add_options(
+        {
+            "--out CSV": "the list; the picture is beside it (default: suspects.csv)",
+            "--data SOURCE": f"other images than the run's: {SOURCE_HELP}",
+            "--labels LIST": "check the labels of this list instead of those that the run was trained with",
+            "--least SCORE": "the lowest score that makes a suspect, from 0 to 1; at 0.5 another class has as much of "
+            "the vote as the label, at 0.9 nine times as much (default: 0.9)",
+        }
     )
-    parser.add_argument("--data", metavar="SOURCE", help=f"other images than the run's: {SOURCE_HELP}")
-    parser.add_argument(
-        "--labels", metavar="LIST", help="check the labels of this list instead of those that the run was trained with"
-    )
-    parser.add_argument(
-        "--least",
-        metavar="SCORE",
-        help="the lowest score that makes a suspect, from 0 to 1; at 0.5 another class has as much of the vote as the "
-        "label, at 0.9 nine times as much (default: 0.9)",
-    )
-    add_machine_flags(parser)
-    parser.set_defaults(command=_suspects)
-    return parser
+    parser.add_machine_flags()
+    parser.set_defaults(out="suspects.csv")
 
 
-def _suspects(chosen: argparse.Namespace) -> int:
-    asked = None if chosen.least is None else check_number("--least", parse_number(chosen.least), 0, 1, "as 0.9")
-    out = parse_out(chosen.out, ".csv")
+def execute(chosen: argparse.Namespace) -> int:
+    least = None if chosen.least is None else check_number("--least", parse_number(chosen.least), 0, 1, "as 0.9")
+    out = check_out(chosen.out, ".csv")
 
     from cmsf.analysis.figures.label_issues import draw_suspects
     from cmsf.analysis.label_issues import THRESHOLD, compare_with_truth
     from cmsf.runs.run import Run
 
-    threshold = THRESHOLD if asked is None else asked
-    set_threads(chosen.threads)
+    threshold = THRESHOLD if least is None else least
+    device, workers = apply_machine_flags(chosen)
     run = Run(chosen.run)
     with run.images_kept():
-        labelled = run.suspects(chosen.data, chosen.labels, 0.0, chosen.device, parse_workers(chosen.workers))
+        labelled = run.suspects(chosen.data, chosen.labels, 0.0, device, workers)
         suspects = [suspect for suspect in labelled if suspect.score >= threshold]
         for line in _summary(labelled, suspects, threshold):
             print_line(line)
@@ -95,9 +74,9 @@ def _suspects(chosen: argparse.Namespace) -> int:
 
 def _next_command(chosen: argparse.Namespace, run: Run) -> str:
     """Returns the command that makes a list of the corrections of the labels that were checked."""
-    given = run.folder.data_config()
-    labels = chosen.labels or (None if chosen.data else given.labels)
-    words = ["cmsf", "labels", str(chosen.data or given.data)]
+    data_config = run.folder.data_config()
+    labels = chosen.labels or (None if chosen.data else data_config.labels)
+    words = ["cmsf", "labels", str(chosen.data or data_config.data)]
     words += ["--labels", str(labels)] if labels else []
     return shlex.join([*words, "--corrections", chosen.out, "--out", "labels.csv"])
 

@@ -118,9 +118,9 @@ class Dataset:
         """
         train = self.train
         truth = torch.cat([split.truth for _, split in self.splits()])
-        wanted = [self.classes[number] for number in truth[truth != UNKNOWN].unique().tolist()]
+        names = [self.classes[number] for number in truth[truth != UNKNOWN].unique().tolist()]
         named = {self.label_names[number] for number in train.label[train.labelled].unique().tolist()}
-        expected = dict.fromkeys(self.groups.get(name, name) for name in wanted)
+        expected = dict.fromkeys(self.groups.get(name, name) for name in names)
         return [name for name in expected if name not in named] if named & expected.keys() else []
 
     def check_every_class_labelled(self) -> None:

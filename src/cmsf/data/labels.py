@@ -48,16 +48,16 @@ class Labels:
         """Returns how many images each class has."""
         return self.number[self.known].bincount(minlength=len(self.names))
 
-    def keep(self, kept: Bool[Tensor, " n"]) -> Labels:
+    def keep(self, mask: Bool[Tensor, " n"]) -> Labels:
         """Returns the labels of some images alone."""
-        return replace(self, number=torch.where(kept, self.number, UNKNOWN))
+        return replace(self, number=torch.where(mask, self.number, UNKNOWN))
 
-    def keep_classes(self, wanted: Set[str], origin: str) -> Labels:
+    def keep_classes(self, classes: Set[str], origin: str) -> Labels:
         """Returns the labels of some classes alone, which are then all there are."""
-        names = [name if name in wanted else None for name in self.to_names()]
+        names = [name if name in classes else None for name in self.to_names()]
         if not any(names):
-            raise BadInput(f"none of the {len(wanted)} classes of {origin} is among {', '.join(self.names[:3])} …")
-        return Labels.from_names(names, tuple(name for name in self.names if name in wanted))
+            raise BadInput(f"none of the {len(classes)} classes of {origin} is among {', '.join(self.names[:3])} …")
+        return Labels.from_names(names, tuple(name for name in self.names if name in classes))
 
 
 def share_of_each_class(labels: Labels, share: float, seed: int) -> Labels:
@@ -75,8 +75,8 @@ def add_noise(labels: Labels, rate: float, seed: int) -> Labels:
     present = labels.counts().nonzero()[:, 0]
     if len(present) < 2:
         raise BadInput(f"label noise needs two classes or more, and there are {len(present)}")
-    chance, other = uniform(2, seed, _CORRUPTING, torch.arange(len(labels))).double().unbind(1)
-    step = 1 + (other * (len(present) - 1)).long()  # 1 … classes − 1 further on is every other class
+    chance, shift = uniform(2, seed, _CORRUPTING, torch.arange(len(labels))).double().unbind(1)
+    step = 1 + (shift * (len(present) - 1)).long()  # 1 … classes − 1 further on is every other class
     place = torch.searchsorted(present, labels.number)
     replaced = labels.known & (chance < rate)
     return replace(labels, number=torch.where(replaced, present[(place + step) % len(present)], labels.number))
@@ -118,8 +118,8 @@ def modify_labels(
 def _sample_each_class(labels: Labels, sample_size: Callable[[int], int], seed: int) -> Labels:
     chance = uniform(2, seed, _CHOOSING, torch.arange(len(labels))).double()
     order = (chance[:, 0] + chance[:, 1] / 2**24).argsort(stable=True)
-    kept = torch.zeros(len(labels), dtype=torch.bool)
+    mask = torch.zeros(len(labels), dtype=torch.bool)
     for number, count in enumerate(labels.counts().tolist()):
         if count:
-            kept[order[labels.number[order] == number][: sample_size(count)]] = True
-    return labels.keep(kept)
+            mask[order[labels.number[order] == number][: sample_size(count)]] = True
+    return labels.keep(mask)

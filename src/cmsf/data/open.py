@@ -34,9 +34,9 @@ def open_source(data: str | Path | None) -> Source:
     if data is None or str(data) == SAMPLE:
         with as_file(files("cmsf.data") / "sample" / "fashion-mnist.npz") as path:
             return open_npz(path, SAMPLE)
-    scheme, colon, rest = str(data).partition(":")
+    scheme, colon, location = str(data).partition(":")
     if colon and scheme in _SCHEMES:
-        return _SCHEMES[scheme](rest)
+        return _SCHEMES[scheme](location)
     path = expand_user(data)
     if not os.path.exists(path):  # which a name that is too long for any file does not, and raises nothing
         if colon and scheme.isidentifier():
@@ -65,7 +65,7 @@ class DataConfig:
     def runs_command(self) -> bool:
         """Whether opening it runs a shell command, as webdataset's pipe: does."""
         shards = [name.removeprefix("wds:") for name in (self.data, self.val or "") if name.startswith("wds:")]
-        return any(runs_command(rest) for rest in shards)
+        return any(runs_command(location) for location in shards)
 
     def missing_download(self) -> str | None:
         """Returns the source that torchvision would have to download, into a folder that its name may say."""
@@ -86,14 +86,14 @@ class DataConfig:
 def _absolute_name(data: str | Path | None) -> str:
     if data is None or str(data) == SAMPLE:
         return SAMPLE
-    scheme, _, rest = str(data).partition(":")
+    scheme, _, location = str(data).partition(":")
     if scheme == "torchvision":
-        name, at, folder = rest.partition("@")
+        name, at, folder = location.partition("@")
         return f"{scheme}:{name}{at}{_absolute(folder) if at else ''}"
     if scheme == "hf":  # a name on the Hub is what it is
-        return f"{scheme}:{_absolute(rest) if expand_user(rest).exists() else rest}"
+        return f"{scheme}:{_absolute(location) if expand_user(location).exists() else location}"
     if scheme == "wds":  # and so is a URL
-        return f"{scheme}:{'::'.join(url if ':' in url else _absolute(url) for url in rest.split('::'))}"
+        return f"{scheme}:{'::'.join(url if ':' in url else _absolute(url) for url in location.split('::'))}"
     return _absolute(data)
 
 

@@ -161,14 +161,9 @@ def _provided_test_split(source: Source, val: Source | None, notes: list[str]) -
 
 def _training_labels(labels: Labels, recipe: Recipe, notes: list[str]) -> Labels:
     """Returns the labels as the recipe wants them: coarser, fewer, noisier."""
-    clean = modify_labels(
-        labels,
-        coarse=recipe.coarse_labels,
-        share=recipe.label_share,
-        per_class=recipe.labels_per_class,
-        seed=recipe.seed,
-    )
-    noisy = modify_labels(clean, noise=recipe.label_noise, seed=recipe.seed)
+    coarse, share, per_class, seed = recipe.coarse_labels, recipe.label_share, recipe.labels_per_class, recipe.seed
+    clean = modify_labels(labels, coarse=coarse, share=share, per_class=per_class, seed=seed)
+    noisy = modify_labels(clean, noise=recipe.label_noise, seed=seed)
     if recipe.label_noise:
         replaced, known = int((noisy.number != clean.number).sum()), int(clean.known.sum())
         notes.append(f"{replaced} of {known} labels were replaced by noise ({100 * replaced / max(1, known):.2f} %)")
@@ -236,12 +231,12 @@ def _decode_split(split: Split, max_side: int, keep: bool) -> tuple[Split, list[
     return (replace(split, images=_stack(pixels)) if keep else split), broken
 
 
-def _where(kept: Sequence[bool]) -> Int[Tensor, " m"]:
-    return torch.tensor(kept, dtype=torch.bool).nonzero()[:, 0]
+def _where(mask: Sequence[bool]) -> Int[Tensor, " m"]:
+    return torch.tensor(mask, dtype=torch.bool).nonzero()[:, 0]
 
 
 def _fits(data: Dataset, max_side: int) -> bool:
-    """Whether all images, decoded and shrunk, take at most half of the memory there is."""
+    """Returns whether all images, decoded and shrunk, take at most half of the memory there is."""
     total = 0.0
     for _, split in data.splits():
         if isinstance(split.images, Images):

@@ -13,6 +13,7 @@ from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.rng import permutation
 
 _BLOCKS_AT_A_TIME = 8
+_DRAWING, _CHOOSING = 0x5099 << 40, 0x509A << 40  # what these uses of the hash are for; no epoch is ever so high
 
 
 def epoch_order(blocks: Int[Tensor, " n"] | None, count: int, seed: int, epoch: int) -> Int[Tensor, " n"]:
@@ -27,10 +28,6 @@ def epoch_order(blocks: Int[Tensor, " n"] | None, count: int, seed: int, epoch: 
     window = torch.empty_like(turn)
     window[turn] = torch.arange(len(turn)) // _BLOCKS_AT_A_TIME
     return order[window[blocks[order]].argsort(stable=True)]
-
-
-# What these uses of the hash are for; no epoch is ever so high.
-_DRAWING, _CHOOSING = 0x5099 << 40, 0x509A << 40
 
 
 @dataclass(frozen=True)

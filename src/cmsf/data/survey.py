@@ -45,7 +45,7 @@ class Survey:
         return [group for group in self.duplicates if len({image.split for image in group}) > 1]
 
 
-def survey(source: Source) -> Survey:
+def survey_source(source: Source) -> Survey:
     """Reads every image of a source once."""
     images: list[ImageRecord] = []
     broken: list[Unreadable] = []

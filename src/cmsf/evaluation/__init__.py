@@ -2,23 +2,20 @@
 
 from cmsf.evaluation.features import FeatureExtractor
 from cmsf.evaluation.few_labels import LabelSubset, evaluate_few_labels, seeded_subsets, subset_from_list
-from cmsf.evaluation.knn import evaluate_knn, evaluate_pixels, evaluate_retrieval
+from cmsf.evaluation.knn import evaluate_knn, evaluate_pixels
 from cmsf.evaluation.linear import evaluate_linear
 from cmsf.evaluation.linear_sgd import evaluate_linear_sgd
-from cmsf.evaluation.metrics import Result
 from cmsf.evaluation.splits import can_evaluate
 
 __all__ = [
     "FeatureExtractor",
     "LabelSubset",
-    "Result",
     "can_evaluate",
     "evaluate_few_labels",
     "evaluate_knn",
     "evaluate_linear",
     "evaluate_linear_sgd",
     "evaluate_pixels",
-    "evaluate_retrieval",
     "seeded_subsets",
     "subset_from_list",
 ]

@@ -62,18 +62,20 @@ def subset_from_list(file: Path, names: Mapping[str, str | None], data: Dataset)
     return LabelSubset(file.stem, f"the list {file.name} (sha256 {content})", index, labels.number[index])
 
 
-def evaluate_few_labels(extractor: FeatureExtractor, data: Dataset, few: Sequence[LabelSubset], seed: int) -> Result:
+def evaluate_few_labels(
+    extractor: FeatureExtractor, data: Dataset, subsets: Sequence[LabelSubset], seed: int
+) -> Result:
     """Evaluates a linear classifier and a fine-tuned network for each subset of labels, on the test images."""
     _, test = evaluation_splits(data)
-    names, classes = [subset.name for subset in few], len(data.classes)
+    names, classes = [subset.name for subset in subsets], len(data.classes)
     if len(set(names)) < len(names):
         raise BadInput(f"two lists of labels are called {max(names, key=names.count)}; rename one of them")
     settings, accuracies, described = FineTuneSettings(), {}, {}
-    for number, subset in enumerate(few, 1):
+    for number, subset in enumerate(subsets, 1):
         present = len(subset.label.unique())
         if present < 2:
             raise BadInput(f"{subset.name} has labels of {present} class; a classifier needs at least 2")
-        with progress_prefix(f"{subset.name}, {number} of {len(few)}"):
+        with progress_prefix(f"{subset.name}, {number} of {len(subsets)}"):
             train = data.train.subset(subset.index)
             features = extractor(data.train)[subset.index.to(extractor.device)]
             scale = StandardScaler.fit(features)
@@ -92,7 +94,7 @@ def evaluate_few_labels(extractor: FeatureExtractor, data: Dataset, few: Sequenc
         "linear": "one linear layer on frozen features of clean views, LBFGS to convergence",
         "tuned": "the whole network and a head",
         "transform": extractor.transform,
-        "train images": {subset.name: len(subset.index) for subset in few},
+        "train images": {subset.name: len(subset.index) for subset in subsets},
         "test images": len(test),
         "classes": classes,
         "test split": data.test_origin,

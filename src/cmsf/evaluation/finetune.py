@@ -127,11 +127,11 @@ def fine_tune_in_rounds(
             label = split.label.clone()
             label[pseudo] = guess
             known = (label != UNKNOWN).nonzero()[:, 0]
-            part, label = split.subset(known), label[known]
+            labelled, label = split.subset(known), label[known]
             if mode == "linear":
-                schedule = fit_linear_head(network, part, label, extractor)
+                schedule = fit_linear_head(network, labelled, label, extractor)
             else:
-                train_classifier(network, part, label, extractor, seed, settings, mode, first_epoch=epochs)
+                train_classifier(network, labelled, label, extractor, seed, settings, mode, first_epoch=epochs)
                 epochs, schedule = epochs + settings.batch_and_epochs(len(known))[1], settings.describe(len(known))
         yield Round(number, len(split) - len(unlabelled), pseudo, guess, schedule)
 

@@ -99,14 +99,14 @@ class Result:
 
 
 def in_top_k(scores: Float[Tensor, "n c"], truth: Int[Tensor, " n"], k: int) -> Bool[Tensor, " n"]:
-    """Whether the true class is among the k highest scores. Ties go to the lower class; NaN is never correct."""
+    """Returns whether the true class is among the k highest scores. Ties go to the lower class; NaN is never right."""
     own = scores.gather(1, truth[:, None])
     earlier = torch.arange(scores.shape[1]) < truth[:, None]
     return (((scores > own) | ((scores == own) & earlier)).sum(1) < k) & ~own[:, 0].isnan()
 
 
 def accuracy_estimate(correct: Bool[Tensor, " n"]) -> Estimate:
-    """The share of correct predictions, with Wilson's score interval (1927).
+    """Returns the share of correct predictions, with Wilson's score interval (1927).
 
     The interval of p = x / n holds every rate q with |p - q| ≤ z √(q (1 - q) / n). Unlike the bootstrap's, it has a
     width where all or none are correct.
@@ -121,13 +121,13 @@ def accuracy_estimate(correct: Bool[Tensor, " n"]) -> Estimate:
 
 
 def class_mean(correct: Bool[Tensor, " n"], truth: Int[Tensor, " n"]) -> float:
-    """Per cent: the mean over classes of the accuracy within each."""
+    """Returns, in per cent, the mean over classes of the accuracy within each."""
     _, place = truth.unique(return_inverse=True)
     return 100 * float((torch.bincount(place, correct.double()) / torch.bincount(place)).mean())
 
 
 def class_mean_estimate(correct: Bool[Tensor, " n"], truth: Int[Tensor, " n"]) -> Estimate:
-    """The mean accuracy per class, with a percentile bootstrap over images.
+    """Returns the mean accuracy per class, with a percentile bootstrap over images.
 
     Some resamples at a time, each reduced to two counts a class: memory follows the images, not images × classes.
     """
@@ -172,7 +172,7 @@ class Calibration:
         return {
             "expected calibration error": self.error,
             "negative log-likelihood": self.negative_log_likelihood,
-            "bins": [asdict(each) for each in self.bins],
+            "bins": [asdict(bin_) for bin_ in self.bins],
         }
 
 
@@ -183,7 +183,9 @@ def calibration(scores: Float[Tensor, "n c"], truth: Int[Tensor, " n"], bins: in
     correct = (guess == truth).double()
     place = ((highest * bins).ceil().long() - 1).clamp(0, bins - 1)  # a bin has its upper edge, and not its lower one
     images = place.bincount(minlength=bins)
-    confidence, accuracy = (place.bincount(each, minlength=bins) / images.clamp_min(1) for each in (highest, correct))
+    confidence, accuracy = (
+        place.bincount(values, minlength=bins) / images.clamp_min(1) for values in (highest, correct)
+    )
     rows = zip(images.tolist(), confidence.tolist(), accuracy.tolist(), strict=True)
     filled = tuple(
         Bin(number / bins, (number + 1) / bins, *(row if row[0] else (0, None, None)))

@@ -25,7 +25,7 @@ class EvaluationSet:
 
     @classmethod
     def of(cls, data: Dataset, names: Sequence[str] | None = None) -> EvaluationSet | None:
-        """names: of the classifier's classes; by default those of the labels. None where no class is known."""
+        """Returns the test images whose class has a name among `names` (by default of the labels); None without any."""
         if data.test is None:
             return None
         truth = data.as_label(data.test.truth)
@@ -41,7 +41,7 @@ class EvaluationSet:
 
 
 def can_evaluate(data: Dataset) -> bool:
-    """Whether both splits have images with known classes."""
+    """Returns whether both splits have images with known classes."""
     return data.test is not None and len(data.train.with_truth) > 0 and len(data.test.with_truth) > 0
 
 

@@ -49,9 +49,9 @@ def create(name: str, size: int, **options: Any) -> nn.Module:
 def feature_width(backbone: nn.Module, name: str, size: int) -> int:
     """Returns the number of features for images of this size, by trying it."""
     training = backbone.training
-    like = next(backbone.parameters(), torch.empty(0))
+    parameter = next(backbone.parameters(), torch.empty(0))
     try:
-        shape = backbone.eval()(like.new_zeros(1, 3, size, size)).shape
+        shape = backbone.eval()(parameter.new_zeros(1, 3, size, size)).shape
     except _MISFITS as error:
         raise BadInput(_no_fit(name, size, error)) from None
     finally:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from cmsf.data.transforms import IMAGENET_MEAN, IMAGENET_STD
 from cmsf.models.backbones import SMALL_RESIDUAL, create
-from cmsf.utils.errors import BadInput, did_you_mean
+from cmsf.utils.errors import BadInput, did_you_mean, first_few
 from cmsf.utils.files import atomic_write, check_regular_file, report_write_errors
 from cmsf.utils.progress import track
 from cmsf.utils.text import error_message, first_line, shorten
@@ -47,12 +47,12 @@ class PretrainedWeights:
     @cached_property
     def sha256(self) -> str:
         """Of names and values, in whatever file they came."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         tensors = sorted(self.tensors.items())
         for name, value in track(tensors, "hashing weights", len(tensors)):
-            found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-            found.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
-        return found.hexdigest()
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            digest.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
     def load_into(self, backbone: nn.Module) -> None:
         # The counter is younger than many a file and counts for nothing where BatchNorm has a momentum.
@@ -62,7 +62,7 @@ class PretrainedWeights:
 
 
 def is_timm_name(init: str) -> bool:
-    """Whether it is timm's name of weights and no path; what is there on the disk does not matter."""
+    """Returns whether it is timm's name of weights and no path; what is there on the disk does not matter."""
     if "/" in init:
         return False
     return timm.is_model_pretrained(init) or (timm.is_model(init) and not init.endswith(_FILES))
@@ -92,7 +92,7 @@ def load_strict(module: nn.Module, state: Mapping[str, Any], origin: str | Path,
         ],
     }
     limit = _SHOWN_OF_USERS if remedy else _SHOWN
-    wrong = [f"{len(names)} {kind} ({_join_first(names, limit)})" for kind, names in kinds.items() if names]
+    wrong = [f"{len(names)} {kind} ({first_few(names, limit, ', ')})" for kind, names in kinds.items() if names]
     if wrong:
         message = f"{origin} is of another architecture than the recipe: {'; '.join(wrong)}"
         raise BadInput(f"{message}; {remedy}" if remedy else message)
@@ -121,11 +121,6 @@ def save_weights(module: nn.Module, file: Path) -> None:
 
 def _short_name(name: object) -> str:
     return shorten(str(name)[:200], 60)
-
-
-def _join_first(names: list[str], limit: int) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
 
 
 def _load_timm(name: str, backbone: str, size: int) -> dict[str, Tensor]:
@@ -229,7 +224,7 @@ def _unwrap_state_dict(state: Any, path: Path) -> dict[str, Tensor]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is a dense tensor whose storage holds all of its numbers."""
+    """Returns whether it is a dense tensor whose storage holds all of its numbers."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_meta or value.is_quantized:
         return False
     return value.numel() * value.element_size() <= value.untyped_storage().nbytes()

@@ -45,7 +45,7 @@ _LISTED, _SUSPECT_SHARE = 300, 4
 
 
 def collect_run(
-    run: Run, max_images: int, device: str = "auto", workers: int | None = None, say: Callable[[str], None] = print
+    run: Run, max_images: int, device: str = "auto", workers: int | None = None, warn: Callable[[str], None] = print
 ) -> RunReport:
     """Returns the whole report of a run: its network embeds its images, and its bank is searched with its constraint.
 
@@ -59,17 +59,19 @@ def collect_run(
         data = run.data()
     except BadInput as error:
         return replace(report, notes=(*report.notes, f"its images cannot be read: {error}"))
-    seed, where = run.recipe.seed, pick_device(device)
+    seed, torch_device = run.recipe.seed, pick_device(device)
     extractor = FeatureExtractor(
-        run.backbone(where), run.recipe.size, where, worker_count(workers), run.folder.features
+        run.backbone(torch_device), run.recipe.size, torch_device, worker_count(workers), run.folder.features
     )
-    images = EmbeddedImages.search(data, extractor(data.train), None if data.test is None else extractor(data.test))
+    images = EmbeddedImages.with_neighbours(
+        data, extractor(data.train), None if data.test is None else extractor(data.test)
+    )
     pool = PoolBuilder(images, max_images)
     notes, summary, plots = list(report.notes), [*report.summary, *_feature_stats(images, seed)], list(report.plots)
     galleries, learner = [feature_gallery(pool, seed)], None
     try:
         if report.epochs:  # else it was fine-tuned, and has no bank
-            learner = load_learner(run.folder, run.recipe, data, torch.device("cpu"), say)
+            learner = load_learner(run.folder, run.recipe, data, torch.device("cpu"), warn)
     except BadInput as error:
         notes.append(f"its bank cannot be read: {error}")
     if learner is not None:
@@ -93,7 +95,7 @@ def collect_run(
 
 
 def _feature_stats(images: EmbeddedImages, seed: int) -> list[Stat]:
-    """How the features of the training images lie on the sphere."""
+    """Returns how the features of the training images lie on the sphere."""
     sample = images.train[permutation(len(images.train), seed, _SAMPLING)[:_SAMPLED]]
     variety = EmbeddingStats.of(sample)
     return [
@@ -104,7 +106,7 @@ def _feature_stats(images: EmbeddedImages, seed: int) -> list[Stat]:
 
 
 def _alignment(learner: Learner, data: Dataset, extractor: FeatureExtractor, seed: int) -> Stat:
-    """How far apart two views of an image are."""
+    """Returns how far apart two views of an image are."""
     view = learner.views[FIRST]
     sample = data.train.subset(permutation(len(data.train), seed, _SAMPLING)[:_QUERIES])
     views = []
@@ -119,7 +121,7 @@ def _alignment(learner: Learner, data: Dataset, extractor: FeatureExtractor, see
 
 
 def _bank_purity(learner: Learner, data: Dataset, seed: int) -> list[Stat]:
-    """Purity as the figure of that name has it, of the rows of the newest checkpoint."""
+    """Returns purity as in the figure of that name, of the rows of the newest checkpoint."""
     search, bank, query = learner.loss_fn.logged_search, learner.bank, sample_rows(learner.bank.rows(), seed, _QUERIES)
     if search is None or not learner.loss_fn.selects_neighbours or not len(query):
         return []
@@ -135,7 +137,7 @@ def _bank_purity(learner: Learner, data: Dataset, seed: int) -> list[Stat]:
 
 
 def _ranks_by_size(learner: Learner, seed: int) -> list[Plot]:
-    """The ablation of k′: the histogram of ranks that the same bank has with others (right half of that table)."""
+    """Plots the ranks that the same bank has with other k′ (the ablation of k′, right half of that table)."""
     search, bank, query = learner.loss_fn.logged_search, learner.bank, sample_rows(learner.bank.rows(), seed, _QUERIES)
     if search is None or search.k is None or not isinstance(search.constraint, NearCompanion):
         return []

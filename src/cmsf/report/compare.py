@@ -80,7 +80,7 @@ def _line_per_run(
 
 
 def _against_compute(runs: Sequence[RunReport]) -> Iterator[Plot]:
-    """A plot for each kind of accuracy, for a page is narrow."""
+    """Yields a plot for each kind of accuracy, for a page is narrow."""
     spent = {run.name: run.spent for run in runs}
     published = published_accuracy([cost for cost in spent.values() if cost is not None])
     for title, points in accuracy_points(spent).items():

@@ -17,7 +17,7 @@ _SAMPLING = 0xFA12 << 40  # what this use of the hash is for; no epoch is ever s
 
 
 def feature_gallery(pool: PoolBuilder, seed: int) -> Gallery:
-    """The nearest training images of some test images, or of training images where there is no test split."""
+    """Returns the nearest training images of some test images, or of training images where there is no test split."""
     data = pool.images.data
     split, before = (data.train, 0) if data.test is None else (data.test, len(data.train))
     rows = []
@@ -31,7 +31,7 @@ def feature_gallery(pool: PoolBuilder, seed: int) -> Gallery:
 
 
 def bank_galleries(pool: PoolBuilder, learner: Learner, seed: int) -> list[Gallery]:
-    """What the constraint brings near in the run's bank, and what lies as near without it."""
+    """Returns what the constraint brings near in the run's bank, and what lies as near without it."""
     search, rows = learner.loss_fn.logged_search, learner.bank.rows()
     query = sample_rows(rows, seed, _ROWS)
     if search is None or not learner.loss_fn.selects_neighbours or not len(query):

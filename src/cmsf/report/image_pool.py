@@ -41,7 +41,9 @@ class EmbeddedImages:
     graph: NeighborGraph
 
     @classmethod
-    def search(cls, data: Dataset, train: Float[Tensor, "n f"], test: Float[Tensor, "m f"] | None) -> EmbeddedImages:
+    def with_neighbours(
+        cls, data: Dataset, train: Float[Tensor, "n f"], test: Float[Tensor, "m f"] | None
+    ) -> EmbeddedImages:
         """Searches the features once, for as many neighbours as any part of the page asks for."""
         features = train if test is None else torch.cat([train, test])
         return cls(data, features, build_graph(train, test, KNN.k))
@@ -55,7 +57,7 @@ class EmbeddedImages:
         return self.features[len(self.data.train) :]
 
     def nearest(self, image: int) -> list[int]:
-        """The neighbours that the page shows."""
+        """Returns the neighbours that the page shows."""
         return [near for near in self.graph.row[image, :NEIGHBOURS].tolist() if near != UNKNOWN]
 
     def locate(self, image: int) -> tuple[str, Split, int]:
@@ -134,7 +136,7 @@ def map_plots(pool: ImagePool) -> Iterator[Plot]:
 
 
 def differ(label: Tensor, other: Tensor) -> bool | None:
-    """Whether two classes differ; None where one of them is not known."""
+    """Returns whether two classes differ; None where one of them is not known."""
     return None if UNKNOWN in (int(label), int(other)) else bool(label != other)
 
 

@@ -26,23 +26,13 @@ from cmsf.utils.text import escape_unprintable, shorten
 
 LONGEST_NAME = 120
 """Longer names lose their middle."""
-_SCRIPTS = (
-    "basics.js",
-    "storage.js",
-    "tables.js",
-    "thumbs.js",
-    "walk.js",
-    "map.js",
-    "printing.js",
-    "live.js",
-    "page.js",
-)
+_SCRIPTS = ("basics", "storage", "tables", "thumbs", "walk", "map", "printing", "live", "page")
 """One script when the page is written, in this order; the last one starts it."""
 
 
 def render(report: Report) -> str:
     """Returns the whole of report.html; the same report gives the same page."""
-    script = "".join(_asset(name) for name in _SCRIPTS)
+    script = "".join(_asset(f"{name}.js") for name in _SCRIPTS)
     template = _environment().get_template("template.html")
     return template.render(
         report=report,
@@ -110,12 +100,12 @@ def _pool(pool: ImagePool, number_of: dict[str, int]) -> dict[str, Any]:
 
 
 def _rounded(value: float) -> float | None:
-    """To what can be seen; JSON has no NaN."""
+    """Rounds to five digits; NaN and inf become None, for JSON has neither."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 def _json(value: Any) -> str:
-    """JSON that stays inside of its script element, whatever its strings hold; all but ASCII is escaped as well."""
+    """Returns JSON, ASCII alone, that stays inside of its script element whatever its strings hold."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")

@@ -83,7 +83,7 @@ class Plot:
 
     @cached_property
     def svg(self) -> str:
-        """From its first tag on, texts left as text, and nothing of the time or the machine."""
+        """SVG from its first tag on, texts left as text, without the time and the machine."""
         with plot_style(svg_hashsalt=self.name, svg_id=self.name):
             written = io.StringIO()
             self.figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -159,7 +159,7 @@ def scatter_plot(x: Sequence[float], y: Sequence[float], label: Sequence[int], n
 
 
 def _axes(xlabel: str, ylabel: str, legend_height: float = 0.0) -> tuple[Figure, Axes]:
-    """legend_height: inches below the axes."""
+    """Returns a figure and its axes; legend_height: inches below the axes."""
     figure = Figure(figsize=(5.2, 3.1 + legend_height), layout="constrained", facecolor="none")
     axes = figure.add_subplot(facecolor="none")
     axes.set_xlabel(xlabel)
@@ -277,7 +277,7 @@ def _plot_curves(epochs: EpochLines, plots: Sequence[_Curves]) -> Iterator[Plot]
 
 
 def _plot_rank_histograms(epochs: EpochLines) -> Iterator[Plot]:
-    """Of the first epoch in which a constraint had a say, the last, and some in between.
+    """Plots the first epoch in which a constraint had an effect, the last, and some in between.
 
     Where it has none yet, C is M, and the last neighbour has the same rank for all.
     """

@@ -32,10 +32,14 @@ _IMAGES = 2_400
 
 
 def write_report(
-    runs: Sequence[Run], out: Path, device: str = "auto", workers: int | None = None, say: Callable[[str], None] = print
+    runs: Sequence[Run],
+    out: Path,
+    device: str = "auto",
+    workers: int | None = None,
+    print_line: Callable[[str], None] = print,
 ) -> Path:
     """Writes a page of one file, and each plot as PNG and SVG in the folder beside it that is returned."""
-    reports = _with_unique_names([collect_run(run, _IMAGES // len(runs), device, workers, say) for run in runs])
+    reports = _with_unique_names([collect_run(run, _IMAGES // len(runs), device, workers, print_line) for run in runs])
     together = comparison_plots(reports)
     folder = out.with_name(f"{out.stem}-plots")
     with report_write_errors(out, "choose another --out"):
@@ -49,7 +53,7 @@ def write_report(
         _write_page(out, reports, together)
     for report in reports:
         for note in report.notes:
-            say(f"{report.name}: {note}")
+            print_line(f"{report.name}: {note}")
     return folder
 
 
@@ -57,8 +61,8 @@ class LiveReport:
     """Writes report.html of a run that is being trained whenever it is called, but not more often than every ten
     seconds; an open page looks for a newer one."""
 
-    def __init__(self, folder: RunFolder, say: Callable[[str], None]) -> None:
-        self.folder, self.say, self.last_write, self.warned = folder, say, -math.inf, False
+    def __init__(self, folder: RunFolder, warn: Callable[[str], None]) -> None:
+        self.folder, self.warn, self.last_write, self.warned = folder, warn, -math.inf, False
 
     def __call__(self) -> None:
         if time.monotonic() - self.last_write < _PAUSE:
@@ -67,7 +71,7 @@ class LiveReport:
             _write_page(self.folder.report_file, [collect_history(Run(self.folder.path))], live=True)
         except (BadInput, OSError) as error:  # a page never stops a run
             if not self.warned:
-                self.say(f"the report was not updated: {error}")
+                self.warn(f"the report was not updated: {error}")
             self.warned = True
         self.last_write = time.monotonic()
 

@@ -146,7 +146,7 @@ def save(
 
 
 def sha256_of_manifest(about: Mapping[str, Any]) -> str:
-    """Hash of the manifest without its own "sha256" entry, independent of order and white space."""
+    """Returns the hash of the manifest without its own "sha256" entry, independent of order and white space."""
     text = json.dumps({name: value for name, value in about.items() if name != "sha256"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -235,8 +235,6 @@ def load_state(learner: Learner, contents: Mapping[str, Any]) -> dict[str, Any]:
         learner.supervision.load_state_dict(state["knowledge"])
         if learner.supervision.companion_cache is not None:
             _load_cache(learner.supervision.companion_cache, contents)
-    except CorruptCheckpoint:
-        raise
     except BadInput as error:
         raise CorruptCheckpoint(str(error)) from None
     except (RuntimeError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
@@ -259,21 +257,21 @@ def _require(saved: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return saved
 
 
-def _check_matches(saved: Any, own: Mapping[str, Any], where: str) -> None:
+def _check_matches(saved: Any, own: Mapping[str, Any], name: str) -> None:
     """Raises CorruptCheckpoint unless names, shapes and dtypes are those of `own`."""
     if not isinstance(saved, dict) or saved.keys() != own.keys():
-        raise CorruptCheckpoint(f"its {where} has other entries")
-    for name, value in own.items():
+        raise CorruptCheckpoint(f"its {name} has other entries")
+    for key, value in own.items():
         if isinstance(value, Tensor):
-            _check_tensor(saved[name], value, f"{where} {name}")
+            _check_tensor(saved[key], value, f"{name} {key}")
 
 
-def _check_tensor(saved: Any, own: Tensor, where: str, rows: int | None = None) -> None:
+def _check_tensor(saved: Any, own: Tensor, name: str, rows: int | None = None) -> None:
     """Raises CorruptCheckpoint unless shape and dtype are those of `own`; rows: other than its own number of rows."""
     shape = own.shape if rows is None else (rows, *own.shape[1:])
     plain = isinstance(saved, Tensor) and saved.layout is torch.strided and not saved.is_meta
     if not plain or (saved.shape, saved.dtype) != (shape, own.dtype):
-        raise CorruptCheckpoint(f"its {where} is not a tensor of shape {tuple(shape)} and type {own.dtype}")
+        raise CorruptCheckpoint(f"its {name} is not a tensor of shape {tuple(shape)} and type {own.dtype}")
 
 
 def _check_ring(bank: MemoryBank) -> None:
@@ -285,10 +283,10 @@ def _load_optimizer(optimizer: Optimizer, saved: Any) -> None:
     own = dict(enumerate(parameter for group in optimizer.param_groups for parameter in group["params"]))
     if not isinstance(saved, dict) or not saved.keys() <= own.keys():
         raise CorruptCheckpoint("its optimiser has other parameters")
-    for number, kept in saved.items():
-        if not isinstance(kept, dict) or not kept.keys() <= {"momentum_buffer"}:
+    for number, state in saved.items():
+        if not isinstance(state, dict) or not state.keys() <= {"momentum_buffer"}:
             raise CorruptCheckpoint("its optimiser is of another kind")
-        for name, value in kept.items():
+        for name, value in state.items():
             if value is not None:  # SGD without momentum stores None
                 _check_tensor(value, own[number], f"optimiser's {name} of weight {number}")
     optimizer.load_state_dict({"state": saved, "param_groups": optimizer.state_dict()["param_groups"]})
@@ -306,9 +304,9 @@ def _load_scaler(scaler: GradScaler, saved: Any) -> None:
 
 
 def _load_cache(cache: EmbeddingCache, contents: Mapping[str, Any]) -> None:
-    whole = _require(contents.get(CACHE), ("embedding",))["embedding"]
-    _check_tensor(whole, cache.embedding, "cache", cache.images)
-    cache.load_snapshot(whole)
+    snapshot = _require(contents.get(CACHE), ("embedding",))["embedding"]
+    _check_tensor(snapshot, cache.embedding, "cache", cache.images)
+    cache.load_snapshot(snapshot)
     if CHANGED in contents:
         later = _require(contents[CHANGED], ("index", "embedding"))
         index, embedding = later["index"], later["embedding"]

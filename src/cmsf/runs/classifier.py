@@ -40,7 +40,7 @@ from cmsf.runs.run import CLASSIFIER, Run, result_header
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.device import pick_device
 from cmsf.utils.errors import BadInput
-from cmsf.utils.files import expand_user, file_sha256, report_write_errors
+from cmsf.utils.files import check_out, file_sha256, report_write_errors
 from cmsf.utils.screen import Screen
 
 
@@ -48,7 +48,7 @@ class Classifier(Run):
     """What cmsf finetune wrote, or a run with a classifier trained along; it is a run as well."""
 
     def __init__(self, path: str | Path, test_result: dict[str, Any] | None = None) -> None:
-        """test_result: figures of the test images, where the classifier has just been fine-tuned."""
+        """Opens the folder; test_result: figures of the test images, where the classifier has just been fine-tuned."""
         super().__init__(path)
         self.test_result = test_result
         self.about: dict[str, Any] = self.folder.classifier()
@@ -70,10 +70,10 @@ class Classifier(Run):
 
         An image that cannot be read has its error instead. out: a .csv or .parquet to write them to.
         """
-        file = None if out is None else _check_out(expand_user(out))
-        where = pick_device(device)
-        network = self.network(where)
-        extractor = FeatureExtractor(network[0], self.recipe.size, where, worker_count(workers))
+        file = None if out is None else check_out(out, ".csv", ".parquet", ".pq")
+        torch_device = pick_device(device)
+        network = self.network(torch_device)
+        extractor = FeatureExtractor(network[0], self.recipe.size, torch_device, worker_count(workers))
         predictions: list[Prediction] = []
         source = open_source(data)
         for note in source.notes:
@@ -84,17 +84,6 @@ class Classifier(Run):
         if file is not None:
             _write_predictions(file, predictions, min(PLACES, len(self.classes)))
         return predictions
-
-
-def _check_out(out: Path) -> Path:
-    """Refuses a file that cannot be written, before anything is computed for it."""
-    if out.is_dir():
-        raise BadInput(f"--out {out} is a folder; give a file, as {out / 'predictions.csv'}")
-    if not (is_parquet(out) or out.suffix.lower() == ".csv"):
-        raise BadInput(f"--out {out} is not a table; predictions are written as .csv or .parquet")
-    if not out.absolute().parent.is_dir():
-        raise BadInput(f"no such folder: {out.parent}; make it, or give another --out")
-    return out
 
 
 def _write_predictions(out: Path, predictions: Sequence[Prediction], places: int) -> None:
@@ -133,7 +122,7 @@ def finetune_run(
     labels: str | Path | None,
     device: torch.device,
     workers: int,
-    log: Callable[[str], None],
+    print_line: Callable[[str], None],
 ) -> dict[str, Any] | None:
     """Fine-tunes the network of a run on its images or others, and writes the classifier into a new folder.
 
@@ -149,11 +138,11 @@ def finetune_run(
         init="none" if options.random_weights else str(run.path.absolute()),
     )
     for line in images.describe():
-        log(line)
+        print_line(line)
     held_out = EvaluationSet.of(images)
     if held_out is None:
-        log("no test image has a class that is among the labels, so there is no accuracy and no calibration")
-    network, about, scores = tune_in_rounds(run, images, held_out, options, extractor, log)
+        print_line("no test image has a class that is among the labels, so there is no accuracy and no calibration")
+    network, about, scores = tune_in_rounds(run, images, held_out, options, extractor, print_line)
     result = None
     with folder.draft() as draft:
         start = pretrained_weights(recipe)
@@ -169,7 +158,7 @@ def finetune_run(
     try:
         draw_neighbours(network[0], images, extractor.size, device, folder.neighbours_picture, recipe.seed, workers)
     except BadInput as error:  # an image that nothing but the picture needs
-        log(f"the picture of neighbours was not drawn: {error}")
+        print_line(f"the picture of neighbours was not drawn: {error}")
     return result
 
 
@@ -206,7 +195,7 @@ def tune_in_rounds(
     held_out: EvaluationSet | None,
     options: FinetuneOptions,
     extractor: FeatureExtractor,
-    log: Callable[[str], None],
+    print_line: Callable[[str], None],
 ) -> tuple[nn.Sequential, dict[str, Any], Float[Tensor, "n c"] | None]:
     """Fine-tunes the extractor's network; the truth is used for the reported accuracies only.
 
@@ -215,29 +204,24 @@ def tune_in_rounds(
     width = feature_width(extractor.backbone, run.recipe.backbone, run.recipe.size)
     network = make_classifier(extractor, width, len(data.label_names), options.seed, options.tune)
     rounds, scores = [], None
+    train, seed, settings = data.train, options.seed, options.schedule
     for done in fine_tune_in_rounds(
-        network,
-        data.train,
-        extractor,
-        options.seed,
-        rounds=options.rounds,
-        mode=options.tune,
-        settings=options.schedule,
+        network, train, extractor, seed, rounds=options.rounds, mode=options.tune, settings=settings
     ):
         accuracy = None
         if held_out is not None:
             scores = predict_scores(network, held_out.split, extractor)
             accuracy = held_out.accuracy(scores).percent
         rounds.append(_round_report(done, data, accuracy))
-        log(_describe_round(rounds[-1]))
+        print_line(_describe_round(rounds[-1]))
     if len(rounds) < options.rounds:
         left = len(data.train) - len(data.train.labelled)
-        why = (
+        reason = (
             f"no prediction of {left} others has a confidence of {CONFIDENCE_THRESHOLD:g} or more"
             if left
             else "all training images are labelled"
         )
-        log(f"{why}, so there is no round {len(rounds) + 1}")
+        print_line(f"{reason}, so there is no round {len(rounds) + 1}")
     about = {
         "classes": list(data.label_names),
         "tune": options.tune,

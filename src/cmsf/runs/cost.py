@@ -95,8 +95,8 @@ def compute_of(recipe: ResolvedRecipe, images: int, epochs: int | None = None) -
 
 
 def clean_views_of(recipe: ResolvedRecipe, images: int, labelled: int, epochs: int | None = None) -> Compute | None:
-    """What the offline cache of pseudo-labels costs beside it: all labelled images, in the middle of every epoch and
-    at the start of all but the first. None for a recipe without one."""
+    """Returns the compute of the offline cache of pseudo-labels, or None: it embeds all labelled images, in the middle
+    of every epoch and at the start of all but the first."""
     if not embeds_clean_views(recipe, make_loss(recipe)):
         return None
     epochs = recipe.epochs if epochs is None else epochs
@@ -107,7 +107,7 @@ def clean_views_of(recipe: ResolvedRecipe, images: int, labelled: int, epochs: i
 
 @cache
 def multiply_adds(backbone: str, stem: Stem, size: int) -> int:
-    """Of a forward pass of one image: convolutions, products of matrices and attention, as the network executes them.
+    """Counts the multiply-adds of a forward pass of one image: convolutions, products of matrices and attention.
 
     ResNet-50 at 224 px has 4.09e9, and not the paper's 3.9e9: see `analysis.compute.PAPERS_PASS`.
     """
@@ -136,14 +136,14 @@ def run_cost(run: str | Path | RunFolder) -> RunCost:
         rate = line.get("images_per_second")
         seconds.append(steps * recipe.batch_size / rate if is_measurement(rate) and rate > 0 else math.inf)
         reached |= _reached(line, KNN_CLASSIFIERS, epochs)
-    whole = len(seconds) == epochs and math.isfinite(sum(seconds))
+    complete = len(seconds) == epochs and math.isfinite(sum(seconds))
     return RunCost(
         **vars(counts),
         recipe=recipe,
         epochs=epochs,
         compute=compute_of(recipe, counts.images, epochs),
         clean_views=clean_views_of(recipe, counts.images, counts.labelled, epochs),
-        seconds=math.fsum(seconds) if whole else None,
+        seconds=math.fsum(seconds) if complete else None,
         reached=reached | _evaluated(folder, epochs),
     )
 
@@ -165,7 +165,7 @@ def _count_images(path: Path, *_version: int) -> ImageCounts:
 
 
 def _passes(recipe: ResolvedRecipe) -> tuple[Passes, Passes]:
-    """Of an image of the batch, and of a labelled one beside it.
+    """Returns the passes of an image of the batch, and of a labelled one beside it.
 
     What goes through the online encoder goes back too: FixMatch's weak views as well, which the paper counts forward
     alone, for they share a batch, and so BatchNorm's statistics, with those that it learns from.
@@ -184,15 +184,15 @@ def _passes(recipe: ResolvedRecipe) -> tuple[Passes, Passes]:
 
 
 def _evaluated(folder: RunFolder, epochs: int) -> dict[str, Reached]:
-    """Figures of evaluations on the run's own images, as far as there are any; they are of all its epochs."""
-    found: dict[str, Reached] = {}
+    """Returns figures of evaluations on the run's own images, as far as there are any; they are of all its epochs."""
+    reached: dict[str, Reached] = {}
     for metric, name in _RESULTS.items():
         file = folder.results / f"{metric}.json"
         result = read_json(file) if file.exists() else None
         figures = result.get("figures") if isinstance(result, dict) else None
         if isinstance(figures, dict):
-            found |= _reached(figures, [name], epochs)
-    return found
+            reached |= _reached(figures, [name], epochs)
+    return reached
 
 
 def _reached(values: dict[str, Any], names: Iterable[str], epochs: int) -> dict[str, Reached]:

@@ -86,7 +86,7 @@ class RunFolder:
         return os.path.exists(self.recipe_file)  # False where its folder cannot be read
 
     def is_complete(self) -> bool:
-        """Whether training has ended; the picture is drawn last."""
+        """Returns whether training has ended; the picture is drawn last."""
         return self.backbone_file.exists() and self.neighbours_picture.exists()
 
     def has_checkpoint(self) -> bool:
@@ -146,7 +146,7 @@ class RunFolder:
     def describe(self, recipe: ResolvedRecipe, environment: dict[str, Any], data: Dataset) -> None:
         """Writes recipe, environment and listing of the images."""
         write_json(self.environment_file, environment)
-        Listing.of(data).write(self.data_file)
+        Listing.from_dataset(data).write(self.data_file)
         if recipe.skip_broken:
             rows = [(split, image.path, image.reason) for split, image in data.broken]
             write_csv(self.broken_file, ("split", "path", "reason"), rows)
@@ -206,15 +206,9 @@ class RunFolder:
                 recipe = replace(recipe, cache=self.recipe().cache)
             seen = self.listing().seen()
             seen = replace(seen, test=seen.test | {path for split, path in broken or () if split == "test"})
-        return load_dataset(
-            source,
-            recipe,
-            size,
-            labels=None if data_config.labels is None else Path(data_config.labels),
-            val=None if data_config.val is None else open_source(data_config.val),
-            known_broken=broken,
-            seen=seen,
-        )
+        labels = None if data_config.labels is None else Path(data_config.labels)
+        val = None if data_config.val is None else open_source(data_config.val)
+        return load_dataset(source, recipe, size, labels=labels, val=val, known_broken=broken, seen=seen)
 
     def check_same_paths(self, data: Dataset, otherwise: str = "give them with --data") -> None:
         self.listing().check_same_paths(data, self.path, otherwise)
@@ -239,7 +233,7 @@ class RunFolder:
             os.close(file)
 
     def in_training(self) -> bool:
-        """Whether a process holds the lock at this moment."""
+        """Returns whether a process holds the lock at this moment."""
         try:
             file = os.open(self.path / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
@@ -340,5 +334,5 @@ def _has_ended(holder: str) -> bool:
 
 
 def _is_class_name(name: Any) -> bool:
-    """Whether this is text that can be written; JSON can spell halves of letters."""
+    """Returns whether this is text that can be written; JSON can spell halves of letters."""
     return isinstance(name, str) and is_encodable(name)

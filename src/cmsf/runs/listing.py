@@ -29,7 +29,7 @@ class Listing:
     table: pa.Table
 
     @classmethod
-    def of(cls, data: Dataset) -> Listing:
+    def from_dataset(cls, data: Dataset) -> Listing:
         columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
         for name, split in (("train", data.train), ("test", data.test)):
             if split is not None:
@@ -73,14 +73,14 @@ class Listing:
 
     def check_same(self, data: Dataset, run: Path) -> None:
         """Refuses other images or labels than the run's, also in another order: cache and test split go by index."""
-        current = Listing.of(data)
+        current = Listing.from_dataset(data)
         if self.table.equals(current.table):
             return
         old, new = (set(zip(*map(listing.column, _UNORDERED), strict=True)) for listing in (self, current))
         first = min((path for path, *_ in old ^ new), default=current.column("path")[0])
-        what = "labels" if self.column("path") == current.column("path") else "images"
+        kind = "labels" if self.column("path") == current.column("path") else "images"
         raise BadInput(
-            f"the {what} of {run} have changed since ({len(self.table)} then, {len(current.table)} now, the first that "
+            f"the {kind} of {run} have changed since ({len(self.table)} then, {len(current.table)} now, the first that "
             f"differs is {first}); restore them, or start another run"
         )
 

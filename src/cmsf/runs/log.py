@@ -32,7 +32,7 @@ class AppendOnlyFile:
     """A file that whole records are appended to; what finds no room is kept and written before the next record."""
 
     def __init__(self, path: Path, length: int | None = None) -> None:
-        """length: how much of an existing file to keep; None: all. missing: by how much it is shorter than that."""
+        """Opens the file; length: how much of it to keep, None: all. missing: by how much it is shorter than that."""
         self.path = path
         self._descriptor = open_regular_file(path)
         size = os.fstat(self._descriptor).st_size
@@ -189,5 +189,5 @@ def epoch_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN: it becomes null."""
+    """Replaces NaN and inf by None, for JSON has neither."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

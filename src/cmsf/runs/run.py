@@ -19,19 +19,12 @@ from cmsf.analysis.label_issues import THRESHOLD, Suspect, find_label_issues
 from cmsf.data import DataConfig, Dataset, load_dataset, open_source
 from cmsf.data.loader import worker_count
 from cmsf.data.sources.table import read_label_list
-from cmsf.evaluation import (
-    FeatureExtractor,
-    LabelSubset,
-    Result,
-    evaluate_few_labels,
-    evaluate_knn,
-    evaluate_linear,
-    evaluate_linear_sgd,
-    evaluate_pixels,
-    evaluate_retrieval,
-    seeded_subsets,
-    subset_from_list,
-)
+from cmsf.evaluation.features import FeatureExtractor
+from cmsf.evaluation.few_labels import LabelSubset, evaluate_few_labels, seeded_subsets, subset_from_list
+from cmsf.evaluation.knn import evaluate_knn, evaluate_pixels, evaluate_retrieval
+from cmsf.evaluation.linear import evaluate_linear
+from cmsf.evaluation.linear_sgd import evaluate_linear_sgd
+from cmsf.evaluation.metrics import Result
 from cmsf.evaluation.predict import predict_scores
 from cmsf.evaluation.splits import EvaluationSet
 from cmsf.evaluation.transfer import TRIALS, evaluate_transfer, make_tuner, paper_suite, read_suite
@@ -52,6 +45,8 @@ _EVALUATIONS: dict[str, Callable[[FeatureExtractor, Dataset], Result]] = {
 }
 Data = str | Path | None
 """A source of images, or a list of labels; None for the run's own."""
+Options = dict[str, Any]
+"""Keyword arguments of one kind of evaluation."""
 TRANSFER, CLASSIFIER = "transfer", "classifier"
 METRICS = (*_EVALUATIONS, "few-labels", TRANSFER, CLASSIFIER)
 
@@ -112,11 +107,11 @@ class Run:
     def _load(self, data: Data, labels: Data) -> Dataset:
         data_config, recipe = self.data_config(data, labels), self.recipe_for(data, labels)
         if data is not None:
-            other = Recipe(**asdict(recipe))
-            if other.cache == "ram":  # what fits in memory is decided anew, for they may be many more
-                other = replace(other, cache=AUTO)
+            dataset_recipe = Recipe(**asdict(recipe))
+            if dataset_recipe.cache == "ram":  # what fits in memory is decided anew, for they may be many more
+                dataset_recipe = replace(dataset_recipe, cache=AUTO)
             names = None if data_config.labels is None else Path(data_config.labels)
-            return load_dataset(open_source(data), other, self.recipe.size, labels=names)
+            return load_dataset(open_source(data), dataset_recipe, self.recipe.size, labels=names)
         images = self.folder.load_images(open_source(data_config.data), data_config, recipe, self.recipe.size)
         if labels is None:
             self.folder.check_same_images(images)
@@ -151,10 +146,10 @@ class Run:
     ) -> dict[str, Any]:
         """Evaluates as `evaluate` does; returns the whole record that it writes to results/."""
         check_metric(metric, data)
-        where = pick_device(device)
-        result = self._evaluate(metric, self.backbone(where), data, where, worker_count(workers), options)
+        torch_device = pick_device(device)
+        result = self._evaluate(metric, self.backbone(torch_device), data, torch_device, worker_count(workers), options)
         about = {"weights_sha256": file_sha256(self.folder.backbone_file)}
-        return self._save(metric, result, data, where, about, options)
+        return self._save(metric, result, data, torch_device, about, options)
 
     def references(
         self, metric: str = "knn", data: Data = None, device: str = "auto", workers: int | None = None, **options: Any
@@ -170,18 +165,19 @@ class Run:
         check_metric(metric, data)
         if metric == CLASSIFIER:  # before training there is none
             return {}
-        where = pick_device(device)
+        torch_device = pick_device(device)
         start = pretrained_weights(self.recipe)
         if start is not None:
             self.folder.check_same_start(start)
-        before = initial_backbone(self.recipe, start).to(where)
+        before = initial_backbone(self.recipe, start).to(torch_device)
         results: dict[str, Result] = {}
         if metric == "knn":
             results["raw pixels"] = evaluate_pixels(self.data(data), self.recipe.size, worker_count(workers))
         name = "untrained encoder" if start is None else "starting weights"
-        results[name] = self._evaluate(metric, before, data, where, worker_count(workers), options)
+        results[name] = self._evaluate(metric, before, data, torch_device, worker_count(workers), options)
         return {
-            name: self._save(metric, result, data, where, {"of": name}, options) for name, result in results.items()
+            name: self._save(metric, result, data, torch_device, {"of": name}, options)
+            for name, result in results.items()
         }
 
     def result_file(self, metric: str = "knn", data: Data = None, of: str = "", **options: Any) -> Path:
@@ -199,14 +195,14 @@ class Run:
         """Returns the record of an evaluation that was written last: figures, measures with intervals, protocol."""
         file = self.result_file(metric, data, of, **options)
         old = self._result_path(metric, *map(_stem, _named_sources(metric, data, options)), of)
-        found = file if file.exists() or not old.exists() else old  # the name without a hash, as it once was
-        record: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
-        if found != file and data is not None and record.get("data") != DataConfig.resolve(data).data:
+        existing = file if file.exists() or not old.exists() else old  # the name without a hash, as it once was
+        record: dict[str, Any] = json.loads(existing.read_text(encoding="utf-8"))
+        if existing != file and data is not None and record.get("data") != DataConfig.resolve(data).data:
             raise FileNotFoundError(f"{file} does not exist, and {old} is of {record.get('data')}")
         return record
 
     def _evaluate(
-        self, metric: str, backbone: nn.Module, data: Data, device: torch.device, workers: int, options: dict[str, Any]
+        self, metric: str, backbone: nn.Module, data: Data, device: torch.device, workers: int, options: Options
     ) -> Result:
         features = self._features(backbone, device, workers)
         if metric == TRANSFER:
@@ -231,10 +227,10 @@ class Run:
 
     def _few_labels(self, features: FeatureExtractor, data: Data, lists: Sequence[str | Path] = ()) -> Result:
         images, seed = self.data(data), self.recipe.seed
-        few = seeded_subsets(images, seed) if not lists else [self._few(Path(file), data) for file in lists]
-        return evaluate_few_labels(features, images, few, seed)
+        subsets = [self._listed_subset(Path(file), data) for file in lists] or seeded_subsets(images, seed)
+        return evaluate_few_labels(features, images, subsets, seed)
 
-    def _few(self, file: Path, data: Data) -> LabelSubset:
+    def _listed_subset(self, file: Path, data: Data) -> LabelSubset:
         """Returns the training images that a list names, with the labels it gives them."""
         source = open_source(self._recorded_request(data).data)
         names = read_label_list(source, expand_user(file))["train"]
@@ -254,8 +250,8 @@ class Run:
         folder, seed = self.folder.results / "transfer", self.recipe.seed
         tuner = make_tuner(folder, trials=trials, processes=max(1, workers), seed=seed, storage=storage, ray=ray)
         result = evaluate_transfer(features, sets, tuner, seed, trials, log)
-        by = "Ray Tune, OptunaSearch, ASHA" if ray else "Optuna, TPE, successive halving"
-        searched = {"searched with": f"{by}, in {max(1, workers)} processes"}
+        searcher = "Ray Tune, OptunaSearch, ASHA" if ray else "Optuna, TPE, successive halving"
+        searched = {"searched with": f"{searcher}, in {max(1, workers)} processes"}
         return replace(result, protocol=result.protocol | searched)
 
     def suspects(
@@ -270,18 +266,13 @@ class Run:
 
         least: the lowest score that makes a suspect, from 0 (all of them) to 1.
         """
-        where = pick_device(device)
+        torch_device = pick_device(device)
         images = self.data(data, labels)
-        return find_label_issues(self._features(self.backbone(where), where, worker_count(workers)), images, least)
+        extractor = self._features(self.backbone(torch_device), torch_device, worker_count(workers))
+        return find_label_issues(extractor, images, least)
 
     def _save(
-        self,
-        metric: str,
-        result: Result,
-        data: Data,
-        device: torch.device,
-        about: dict[str, str],
-        options: dict[str, Any],
+        self, metric: str, result: Result, data: Data, device: torch.device, about: dict[str, str], options: Options
     ) -> dict[str, Any]:
         record = result_header(metric, self._recorded_request(data), self.recipe, about, device) | result.report()
         self.folder.save_result(self.result_file(metric, data, about.get("of", ""), **options), record)
@@ -299,7 +290,7 @@ def result_header(
     return header | describe_machine(str(device))
 
 
-def _named_sources(metric: str, data: Data, options: dict[str, Any]) -> list[str | Path]:
+def _named_sources(metric: str, data: Data, options: Options) -> list[str | Path]:
     """Returns what an evaluation was given beside the run's own images."""
     sources = [] if data is None or metric == TRANSFER else [data]
     return [*sources, *options.get("lists", ()), *filter(None, [options.get("suite")])]

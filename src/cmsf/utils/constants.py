@@ -1,4 +1,4 @@
-"""Constants that several rooms share."""
+"""Constants that several packages share."""
 
 from __future__ import annotations
 

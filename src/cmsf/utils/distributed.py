@@ -97,9 +97,9 @@ class World:
 
     def chunk(self, count: int) -> slice:
         """Returns the contiguous share of this process of `count` items; shares differ by one at most."""
-        each, more = divmod(count, self.size)
-        first = self.rank * each + min(self.rank, more)
-        return slice(first, first + each + (self.rank < more))
+        share, more = divmod(count, self.size)
+        first = self.rank * share + min(self.rank, more)
+        return slice(first, first + share + (self.rank < more))
 
     def gather(self, rows: Tensor) -> Tensor:
         """Gathers the rows of all processes, in the order of ranks; the gradient goes back to its own rows alone.
@@ -134,10 +134,10 @@ class World:
         except (BadInput, Interrupted) as error:
             failure = error
         # Of the processes with the most severe failure, the lowest rank reports it.
-        mine = 0 if failure is None else _severity(failure) * self.size + self.size - 1 - self.rank
-        (worst,) = self.all_reduce_max(mine)
+        own = 0 if failure is None else _severity(failure) * self.size + self.size - 1 - self.rank
+        (worst,) = self.all_reduce_max(own)
         kind = worst // self.size
-        if failure is not None and mine == worst:
+        if failure is not None and own == worst:
             raise failure
         if kind > _FULL:
             raise Interrupted(kind - _FULL)
@@ -151,12 +151,12 @@ class World:
         """Runs work in the main process; the others wait for it and get `otherwise`, and all raise what it raises."""
         return self.raise_on_all_ranks(work if self.is_main else lambda: otherwise)
 
-    def check_same(self, number: int, what: str) -> None:
+    def check_same(self, number: int, name: str) -> None:
         """Raises BadInput where processes differ in a number."""
         maximum, negated_minimum = self.all_reduce_max(number, -number)
         if maximum != -negated_minimum:
             raise BadInput(
-                f"process {self.rank} of {self.size} has {what} {number}, and others from {-negated_minimum} to "
+                f"process {self.rank} of {self.size} has {name} {number}, and others from {-negated_minimum} to "
                 f"{maximum}; the run folder must be on a file system that all of them share"
             )
 
@@ -178,9 +178,9 @@ class World:
             if isinstance(value, Tensor):
                 _communicate(dist.broadcast, value, src=0)
 
-    def shard(self, whole: Tensor) -> Tensor:
+    def shard(self, rows: Tensor) -> Tensor:
         """Returns every size-th row from `rank` on: the shard of this process, so that all shards fill at once."""
-        return whole[self.rank :: self.size]
+        return rows[self.rank :: self.size]
 
     def unshard_order(self, count: int) -> Tensor:
         """Returns where each of `count` rows is in the concatenation of all shards."""
@@ -194,10 +194,10 @@ class World:
         shards = self._gather_parts(share, to_main=True)
         if not self.is_main:
             return None
-        whole = share.new_empty(sum(map(len, shards)), *share.shape[1:])
+        rows = share.new_empty(sum(map(len, shards)), *share.shape[1:])
         for rank, shard in enumerate(shards):
-            whole[rank :: self.size] = shard
-        return whole
+            rows[rank :: self.size] = shard
+        return rows
 
     def gather_to_main(self, rows: Tensor) -> Tensor:
         """Returns the rows of all processes, concatenated, on the main process; on others their own."""
@@ -326,13 +326,13 @@ def _fresh_store(store: Store, world: World) -> Store:
         name = uuid4().hex
         heard = [f"{name}/{rank}" for rank in range(1, world.size)]
         while not store.check(heard):
-            here = [store.get(f"here/{rank}").decode() for rank in range(world.size)]
-            store.set("named", " ".join([name, *here]))
+            ids = [store.get(f"here/{rank}").decode() for rank in range(world.size)]
+            store.set("named", " ".join([name, *ids]))
             time.sleep(pause)
         return PrefixStore(name, store)
     while True:
-        name, *here = store.get("named").decode().split()
-        if here[world.rank : world.rank + 1] == [me]:
+        name, *ids = store.get("named").decode().split()
+        if ids[world.rank : world.rank + 1] == [me]:
             store.set(f"{name}/{world.rank}", "heard")
             return PrefixStore(name, store)
         time.sleep(pause)

@@ -28,6 +28,6 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
     return f"did you mean {near[0]}?" if near else otherwise
 
 
-def first_few(items: Sequence[str], limit: int = 4) -> str:
+def first_few(items: Sequence[str], limit: int = 4, separator: str = "; ") -> str:
     """Joins the first few items, and says how many more there are."""
-    return "; ".join(items[:limit]) + (f" and {len(items) - limit} more" if len(items) > limit else "")
+    return separator.join(items[:limit]) + (f" and {len(items) - limit} more" if len(items) > limit else "")

@@ -45,9 +45,9 @@ def detect_full_disk(path: Path, needed: int | None = None) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        wanted = "" if needed is None else f"{format_bytes(needed)} needed, "
+        amount = "" if needed is None else f"{format_bytes(needed)} needed, "
         remedy = "raise ulimit -f" if error.errno == errno.EFBIG else "make room"
-        reason = f"{os.strerror(error.errno)} ({wanted}{_free(path)} free)"
+        reason = f"{os.strerror(error.errno)} ({amount}{_free(path)} free)"
         raise FullDisk(f"cannot write {path}: {reason}; {remedy}") from None
 
 
@@ -140,6 +140,16 @@ def expand_user(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
+def check_out(path: str | Path, *suffixes: str) -> Path:
+    """Returns the file to write, or raises BadInput before anything is computed for it; suffixes: by default any."""
+    out = expand_user(path)
+    if suffixes and out.suffix.lower() not in suffixes:
+        raise BadInput(f"invalid value --out {out}; expected a {' or '.join(suffixes)} file")
+    if os.path.isdir(out) or not os.path.isdir(out.absolute().parent):  # which take a path of any length
+        raise BadInput(f"invalid value --out {out}; expected a file in an existing folder")
+    return out
+
+
 def check_regular_file(path: Path) -> int:
     """Returns the size of a regular file; others are refused: a pipe may block, and a device has no end."""
     try:
@@ -212,11 +222,11 @@ class HashedFile(io.RawIOBase):
         self.size = 0
 
     def write(self, data: Any) -> int:
-        rest = everything = memoryview(data).cast("B")
+        remaining = everything = memoryview(data).cast("B")
         if self._error is None:
             try:
-                while len(rest):
-                    rest = rest[self._file.write(rest) :]
+                while len(remaining):
+                    remaining = remaining[self._file.write(remaining) :]
             except OSError as error:
                 self._error = error
             else:

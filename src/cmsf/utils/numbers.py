@@ -27,12 +27,12 @@ def is_integer(value: Any) -> TypeGuard[int]:
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    """Whether a value is a finite number; True and False are not."""
+    """Returns whether a value is a finite number; True and False are not."""
     return is_integer(value) or (isinstance(value, float) and math.isfinite(value))
 
 
 def is_measurement(value: Any, largest: float = _LARGEST) -> TypeGuard[int | float]:
-    """Whether a value of a file that anybody may have written can be computed with and drawn."""
+    """Returns whether a value of a file that anybody may have written can be computed with and drawn."""
     return is_number(value) and abs(value) <= largest
 
 

@@ -39,10 +39,10 @@ _prefix: ContextVar[str] = ContextVar("_prefix", default="")
 
 @runtime_checkable
 class Update(Protocol):
-    """Called with how much is done and a note; found: the work since the last call was done before, so it says nothing
-    about the speed."""
+    """Called with how much is done and a note; resumed: what was done since the last call is not new, so it
+    says nothing about the speed."""
 
-    def __call__(self, done: int, note: str = "", found: bool = False) -> None: ...
+    def __call__(self, done: int, note: str = "", resumed: bool = False) -> None: ...
 
 
 def track(items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
@@ -68,7 +68,7 @@ def progress_bar(description: str, total: int | None) -> Iterator[Update]:
     description, listener = one_line(_prefix.get() + description), _listener.get()
     if listener is not None:
 
-        def tell(done: int, note: str = "", found: bool = False) -> None:
+        def tell(done: int, note: str = "", resumed: bool = False) -> None:
             count = f"{done:,}" if total is None else f"{min(done + 1, total):,} of {total:,}"
             listener(f"{description} {count}" + (f", {note}" if note else ""))
 
@@ -80,7 +80,7 @@ def progress_bar(description: str, total: int | None) -> Iterator[Update]:
         return
     console = Console(stderr=True)
     if not is_terminal(console):
-        yield lambda done, note="", found=False: None
+        yield lambda done, note="", resumed=False: None
         return
     bar = _Bar(
         _ShrinkingText(
@@ -98,10 +98,10 @@ def progress_bar(description: str, total: int | None) -> Iterator[Update]:
     )
     task, own_note = bar.add_task(description, total=total, note=""), ""
 
-    def update(done: int, note: str = "", found: bool = False) -> None:
+    def update(done: int, note: str = "", resumed: bool = False) -> None:
         nonlocal own_note
         own_note = note
-        if found:
+        if resumed:
             bar.reset(task, completed=done)
         bar.update(task, completed=done, note=note)
 
@@ -135,7 +135,7 @@ def bars_enabled() -> bool:
 
 
 def is_terminal(console: Console) -> bool:
-    """Whether a console is a terminal; FORCE_COLOR and the like do not make one of a file."""
+    """Returns whether a console is a terminal; FORCE_COLOR and the like do not make one of a file."""
     return console.is_interactive and console.file.isatty()
 
 

@@ -17,7 +17,7 @@ _SECOND = 0x94D049BB133111EB - 2**64
 
 
 def uniform(draws: int, *key: int | Tensor) -> Float[Tensor, "n draws"]:
-    """`draws` numbers in [0, 1) for each key; the parts of a key are integers or equally long integer tensors."""
+    """Draws `draws` numbers in [0, 1) for each key; the parts of a key are integers or equally long integer tensors."""
     state = torch.zeros(1, dtype=torch.int64)
     for part in key:
         state = _scramble(state + _GOLDEN + part)
@@ -27,7 +27,7 @@ def uniform(draws: int, *key: int | Tensor) -> Float[Tensor, "n draws"]:
 
 
 def permutation(count: int, *key: int) -> Int[Tensor, " count"]:
-    """The numbers below `count` in an order that the key alone decides."""
+    """Returns the numbers below `count` in an order that the key alone decides."""
     images = torch.arange(count)
     coarse, fine = uniform(2, *key, images).double().unbind(1)
     return (coarse + fine / 2**24).argsort(stable=True)
@@ -39,7 +39,7 @@ def _scramble(z: Tensor) -> Tensor:
     return z ^ _shift_right(z, 31)
 
 
-def _shift_right(z: Tensor, by: int) -> Tensor:
-    """Shift in zeros; torch's >> on int64 would copy the sign."""
-    mask: int = 2 ** (64 - by) - 1
-    return (z >> by) & mask
+def _shift_right(z: Tensor, bits: int) -> Tensor:
+    """Shifts in zeros; torch's >> on int64 would copy the sign."""
+    mask: int = 2 ** (64 - bits) - 1
+    return (z >> bits) & mask

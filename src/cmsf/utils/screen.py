@@ -116,27 +116,19 @@ class TrainingPanel:
 
 
 def _step_rows(line: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    terms = [name for name in line if name.startswith("loss_")]
-    losses = _format(line, "loss", "{:.4f}") + [
-        f"{name.removeprefix('loss_')} {value}" for name in terms for value in _format(line, name, "{:.4f}")
-    ]
+    """Returns a name for each row, and its values, as far as the line has them."""
+    terms = {name: f"{name.removeprefix('loss_')} {{:.4f}}" for name in line if name.startswith("loss_")}
+    templates = {
+        "speed": {"images_per_second": "{:,.1f} images/s"},
+        "loss": {"loss": "{:.4f}"} | terms,
+        "purity": {"purity_unconstrained": "{:.3f} in M", "purity_constrained": "{:.3f} in C"},
+        "median rank": {"rank_median": "{:,g}"},
+        "embeddings": {"spread": "spread {:.3f}", "effective_rank": "effective rank {:.1f}"},
+    }
     return [
-        ("speed", _format(line, "images_per_second", "{:,.1f} images/s")),
-        ("loss", losses),
-        (
-            "purity",
-            _format(line, "purity_unconstrained", "{:.3f} in M") + _format(line, "purity_constrained", "{:.3f} in C"),
-        ),
-        ("median rank", _format(line, "rank_median", "{:,g}")),
-        (
-            "embeddings",
-            _format(line, "spread", "spread {:.3f}") + _format(line, "effective_rank", "effective rank {:.1f}"),
-        ),
+        (row, [text.format(line[key]) for key, text in keys.items() if is_measurement(line.get(key), _LARGEST_SHOWN)])
+        for row, keys in templates.items()
     ]
-
-
-def _format(line: Mapping[str, Any], name: str, template: str) -> list[str]:
-    return [template.format(line[name])] if is_measurement(line.get(name), _LARGEST_SHOWN) else []
 
 
 def _format_history(values: Sequence[float], plain: bool) -> Text:

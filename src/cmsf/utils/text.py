@@ -21,7 +21,7 @@ def escape_unprintable(text: str) -> str:
 
 
 def is_encodable(text: str) -> bool:
-    """Whether a text can be written as UTF-8; one with a lone surrogate cannot."""
+    """Returns whether a text can be written as UTF-8; one with a lone surrogate cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -63,17 +63,17 @@ def draw_reliability(calibration: Calibration, out: Path) -> None:
     """Draws each bin's accuracy against its mean confidence, and below, its share of the images."""
     figure = Figure(figsize=(4.6, 5.4), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    filled = [each for each in calibration.bins if each.accuracy is not None]
-    left, width = [100 * each.low for each in filled], [100 * (each.high - each.low) for each in filled]
-    accuracy = [100 * (each.accuracy or 0) for each in filled]
-    confidence = [100 * (each.confidence or 0) for each in filled]
+    filled = [bin_ for bin_ in calibration.bins if bin_.accuracy is not None]
+    left, width = [100 * bin_.low for bin_ in filled], [100 * (bin_.high - bin_.low) for bin_ in filled]
+    accuracy = [100 * (bin_.accuracy or 0) for bin_ in filled]
+    confidence = [100 * (bin_.confidence or 0) for bin_ in filled]
     above.bar(left, accuracy, width, align="edge", color=_BAR, edgecolor="white", label="share that is right")
     above.plot([0, 100], [0, 100], color=_LINE, linestyle="--", linewidth=1, label="as sure as right")
     above.plot(confidence, accuracy, "o", color="#0a3069", markersize=3.5, label="mean confidence of the bin")
     above.set_ylabel("accuracy, %")
     above.set_ylim(0, 102)
     above.legend(loc="upper left", fontsize=8, frameon=False)
-    images = [each.images for each in filled]
+    images = [bin_.images for bin_ in filled]
     above.set_title(
         f"{sum(images):,} test images, expected calibration error {calibration.error:.1f} %,\n"
         f"negative log-likelihood {calibration.negative_log_likelihood:.3f}",

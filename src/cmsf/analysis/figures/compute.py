@@ -82,15 +82,15 @@ def draw_published() -> Figure:
 
 
 def published_points(measure: str, epochs: int | None = None, colour: str | None = None) -> list[Point]:
-    """Table 1: linear or 20-nn, of the methods whose passes are known; epochs: of so many alone, or of any, named."""
-    found = []
+    """Returns Table 1, linear or 20-nn, where the passes are known; epochs: of so many alone; None: of any, named."""
+    points = []
     for row in SELF_SUPERVISED:
         accuracy = row.nn_20 if measure == "20-nn" else row.linear
         if row.compute is not None and accuracy is not None and epochs in (None, row.epochs):
             name = _in_full(row) if epochs is not None else f"{_in_full(row)}, {row.epochs} ep."
             own = colour or (_OURS if row.name.startswith("CMSF") else _OTHERS)
-            found.append(Point(name, row.compute.flops, accuracy, colour=own, name_colour=own))
-    return found
+            points.append(Point(name, row.compute.flops, accuracy, colour=own, name_colour=own))
+    return points
 
 
 def _in_full(row: SelfSupervised) -> str:
@@ -107,7 +107,7 @@ def _semi_supervised() -> Iterator[Point]:
 
 
 def _ticks(low: float, high: float) -> dict[str, float]:
-    """A few places on a logarithmic axis by what is written there: even steps on a short one, else round numbers."""
+    """Returns a few places on a logarithmic axis by their text: even steps on a short axis, else round numbers."""
     if high < _SHORT * low:
         places = [float(place) for place in MaxNLocator(_TICKS - 1).tick_values(low, high) if low <= place <= high]
         power = math.floor(math.log10(high))

@@ -19,9 +19,9 @@ _SEED = 0x5EE7
 
 def draw_contact_sheet(source: Source, out: Path) -> None:
     """Draws a row of random training images for each of the first classes; without classes, rows of any images."""
-    part = source.train
-    order = permutation(len(part), _SEED).tolist()
-    rows = _by_class(source, part, order) if source.classes else _unlabelled(order)
+    split = source.train
+    order = permutation(len(split), _SEED).tolist()
+    rows = _by_class(source, split, order) if source.classes else _unlabelled(order)
     left = _FOR_NAMES * bool(source.classes)
     sheet = Sheet(left + _COLUMNS * _STEP, len(rows) * _STEP)
     for line, (title, members) in enumerate(rows):
@@ -31,15 +31,15 @@ def draw_contact_sheet(source: Source, out: Path) -> None:
             if place == _COLUMNS:
                 break
             with suppress(Unreadable):  # reported elsewhere; here the next image takes its place
-                sheet.show(left + place * _STEP, line * _STEP, part.images.decode(i, THUMBNAIL))
+                sheet.show(left + place * _STEP, line * _STEP, split.images.decode(i, THUMBNAIL))
                 place += 1
     sheet.save(out)
 
 
-def _by_class(source: Source, part: SourceSplit, order: Sequence[int]) -> list[tuple[str, list[int]]]:
+def _by_class(source: Source, split: SourceSplit, order: Sequence[int]) -> list[tuple[str, list[int]]]:
     members: dict[str, list[int]] = {name: [] for name in source.classes}
     for i in order:
-        if (name := part.names[i]) is not None:
+        if (name := split.names[i]) is not None:
             members[name].append(i)
     present = [(name, images) for name, images in members.items() if images]
     return [(f"{shortened(name)}\n{len(images)}", images) for name, images in present[:_ROWS]]

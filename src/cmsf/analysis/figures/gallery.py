@@ -45,8 +45,8 @@ def draw_neighbours(
     query = split.subset(chosen)
     own = chosen if data.test is None else torch.full_like(chosen, UNKNOWN)
 
-    def features(part: Split) -> Iterator[Tensor]:
-        return (batch.cpu() for batch in feature_batches(backbone, part, size, device, workers))
+    def features(images: Split) -> Iterator[Tensor]:
+        return (batch.cpu() for batch in feature_batches(backbone, images, size, device, workers))
 
     pixels = partial(pixel_batches, size=min(size, THUMBNAIL), workers=workers)
     near_by = {
@@ -62,8 +62,8 @@ def draw_neighbours(
         for line, images in enumerate(row.tolist()):
             for place, image in enumerate(images):
                 if image != UNKNOWN:
-                    mine, theirs = int(query.truth[line]), int(data.train.truth[image])
-                    colour = PLAIN if UNKNOWN in (mine, theirs) else _RIGHT if mine == theirs else WRONG
+                    expected, actual = int(query.truth[line]), int(data.train.truth[image])
+                    colour = PLAIN if UNKNOWN in (expected, actual) else _RIGHT if expected == actual else WRONG
                     _show(sheet, left + place * _ACROSS, line, data.train, image, data.classes, colour)
     for line in range(len(chosen)):
         _show(sheet, 0, line, query, line, data.classes, PLAIN)
@@ -71,11 +71,11 @@ def draw_neighbours(
 
 
 def _nearest(
-    describe: Callable[[Split], Iterator[Tensor]], query: Split, train: Split, own: Tensor, what: str
+    describe: Callable[[Split], Iterator[Tensor]], query: Split, train: Split, own: Tensor, title: str
 ) -> Int[Tensor, "q 5"]:
     """Returns the nearest training images, compared batch by batch, for all their pixels may not fit into memory."""
     queries = torch.cat(list(describe(query)))
-    similarity = torch.cat([queries @ batch.T for batch in track(describe(train), what, batch_count(train))], dim=1)
+    similarity = torch.cat([queries @ batch.T for batch in track(describe(train), title, batch_count(train))], dim=1)
     number = torch.arange(len(train))
     return top(OwnRow(own, included=False).apply_to(similarity, number), number, _SHOWN)
 

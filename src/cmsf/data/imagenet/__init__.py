@@ -43,9 +43,9 @@ def coarse_groups() -> dict[str, str]:
         return 1 + min(map(depth, parents[synset])) if parents[synset] else 0
 
     @cache
-    def line(synset: str) -> frozenset[str]:
-        """A synset and all its ancestors."""
-        return frozenset([synset]).union(*map(line, parents[synset]))
+    def lineage(synset: str) -> frozenset[str]:
+        """Returns a synset and all its ancestors."""
+        return frozenset([synset]).union(*map(lineage, parents[synset]))
 
     merged = {name: min(parents[name], key=lambda synset: (depth(synset), synset)) for name in classes}
     superclasses = set(merged.values())
@@ -57,14 +57,14 @@ def coarse_groups() -> dict[str, str]:
         return synset
 
     for name, parent in merged.items():
-        for ancestor in ((line(name) | line(parent)) & superclasses) | {parent}:
+        for ancestor in ((lineage(name) | lineage(parent)) & superclasses) | {parent}:
             joined[find(name)] = find(ancestor)
 
     members = defaultdict(list)
     for name in classes:
         members[find(name)].append(name)
     groups = list(members.values())
-    common = [frozenset.intersection(*(line(merged[name]) for name in group)) for group in groups]
+    common = [frozenset.intersection(*(lineage(merged[name]) for name in group)) for group in groups]
     titles = disambiguate([words[max(shared, key=lambda synset: (depth(synset), synset))] for shared in common])
     return {name: title for title, group in zip(titles, groups, strict=True) for name in group}
 

@@ -47,8 +47,8 @@ def _split_folders(root: Path, paths: Sequence[str]) -> dict[str, str]:
     if len(splits) < len(folders) or not train:
         return {}
     if len(train) > 1:
-        both = " and ".join(f"{folder}/" for folder in sorted(train, key=str.lower))
-        raise BadInput(f"{root} has both {both}, which may share images; move one of them away")
+        names = " and ".join(f"{folder}/" for folder in sorted(train, key=str.lower))
+        raise BadInput(f"{root} has both {names}, which may share images; move one of them away")
     return splits
 
 
@@ -60,7 +60,7 @@ def _joined_folders(folders: Mapping[str, str]) -> tuple[str, ...]:
 
 def _files_below(root: Path) -> list[str]:
     """Returns the paths below the root, sorted; linked folders are followed, hidden files left out."""
-    found: list[str] = []
+    paths: list[str] = []
     seen: set[str] = set()
     folders = os.walk(root, followlinks=True, onerror=_refuse)
     for folder, subfolders, files in track(folders, "looking into folders", None):
@@ -71,35 +71,35 @@ def _files_below(root: Path) -> list[str]:
         seen.add(real)
         subfolders[:] = sorted(name for name in subfolders if not name.startswith((".", "__MACOSX")))
         below = Path(folder).relative_to(root)
-        found += ((below / name).as_posix() for name in files if not name.startswith("."))
-    foreign = [path for path in found if not is_encodable(path)]
+        paths += ((below / name).as_posix() for name in files if not name.startswith("."))
+    foreign = [path for path in paths if not is_encodable(path)]
     if foreign:
         raise BadInput(f"{len(foreign)} names below {root} are not UTF-8, as {foreign[0]!r}; rename them")
-    return sorted(found)
+    return sorted(paths)
 
 
 def _refuse(error: OSError) -> None:
     raise BadInput(f"cannot read the folder {error.filename}: {error.strerror}") from None
 
 
-def _other_files(found: Sequence[str], images: Sequence[str]) -> tuple[str, ...]:
-    others = set(found).difference(images)
+def _other_files(paths: Sequence[str], images: Sequence[str]) -> tuple[str, ...]:
+    others = set(paths).difference(images)
     if not others:
         return ()
     kinds = Counter(Path(path).suffix.lower() or "no suffix" for path in others).most_common()
     listed = ", ".join(f"{count} {kind}" for kind, count in kinds[:4]) + (" …" if len(kinds) > 4 else "")
-    what = "1 file is not an image and was" if len(others) == 1 else f"{len(others)} files are not images and were"
-    return (f"{what} left alone: {listed}",)
+    count = "1 file is not an image and was" if len(others) == 1 else f"{len(others)} files are not images and were"
+    return (f"{count} left alone: {listed}",)
 
 
-def _class_names(folders: Sequence[Sequence[str]], where: str) -> tuple[list[str | None], tuple[str, ...]]:
+def _class_names(folders: Sequence[Sequence[str]], parent: str) -> tuple[list[str | None], tuple[str, ...]]:
     """Takes each image's first folder as its class, unless some image has none or all have the same."""
     loose = sum(not folder for folder in folders)
     names = [normalize("NFC", folder[0]) for folder in folders if folder]  # a Mac spells é with two letters
     if loose or len(set(names)) < 2:
         note: tuple[str, ...] = ()
         if names:
-            why = f"{loose} images lie in {where} itself" if loose else f"{where} has one folder alone, {names[0]}"
-            note = (f"{why}, so folders are not taken as classes",)
+            reason = f"{loose} images lie in {parent} itself" if loose else f"{parent} has one folder alone, {names[0]}"
+            note = (f"{reason}, so folders are not taken as classes",)
         return [None] * len(folders), note
     return list(names), ()

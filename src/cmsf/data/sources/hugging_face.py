@@ -31,42 +31,42 @@ _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "class", "fine_label")
 
 
-def open_hugging_face(rest: str) -> Source:
+def open_hugging_face(spec: str) -> Source:
     """Opens NAME or NAME@CONFIG on the Hub, a folder or a Parquet file."""
     library = _datasets()
-    name, config = _split_name(rest)
+    name, config = _split_name(spec)
     try:
         loaded = _load(library, name, config)
     # Hub, network, builders and file formats fail in their own ways, and each says what is the matter.
     except Exception as error:
-        raise BadInput(f"cannot open hf:{rest}: {first_line(error, 200)}") from None
+        raise BadInput(f"cannot open hf:{spec}: {first_line(error, 200)}") from None
     by_split = dict(loaded) if isinstance(loaded, Mapping) else {"train": loaded}
-    chosen, notes = _choose_splits(rest, {split: rows for split, rows in by_split.items() if len(rows)})
+    chosen, notes = _choose_splits(spec, {split: rows for split, rows in by_split.items() if len(rows)})
     splits: dict[str, SourceSplit] = {}
     classes: list[str] = []
     for split, content in chosen.items():
         image = _image_column(library, content)
         if image is None:
-            raise BadInput(f"hf:{rest} has the columns {', '.join(content.column_names)}, and none of images")
+            raise BadInput(f"hf:{spec} has the columns {', '.join(content.column_names)}, and none of images")
         label = _label_column(library, content)
         names, known = ([None] * len(content), ()) if label is None else _names(content, label)
         classes += known
         rows = content.select_columns([image]).cast_column(image, library.Image(decode=False))
         splits[split] = SourceSplit(TableImages(rows, image, _paths(rows, image, split, Path(name))), names)
         if label is None and split == "train":
-            notes += (f"hf:{rest} has no column of classes ({', '.join(content.column_names)}), so it is unlabelled",)
+            notes += (f"hf:{spec} has no column of classes ({', '.join(content.column_names)}), so it is unlabelled",)
     return Source(Path(name).name, splits, all_classes(splits, classes), notes)
 
 
 def is_saved_dataset(path: Path) -> bool:
-    """Whether `save_to_disk` made this folder."""
+    """Returns whether `save_to_disk` made this folder."""
     return (path / "dataset_dict.json").is_file() or (
         (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
     )
 
 
 def holds_images(path: Path) -> bool:
-    """Whether a Parquet file has images in it, rather than paths to images."""
+    """Returns whether a Parquet file has images in it, rather than paths to images."""
     if not path.is_file():
         return False
     try:
@@ -103,12 +103,12 @@ def _datasets() -> ModuleType:
     return library
 
 
-def _split_name(rest: str) -> tuple[str, str | None]:
+def _split_name(spec: str) -> tuple[str, str | None]:
     """Returns the name or the path, and the configuration; an @ may be part of a path that exists."""
-    whole = expand_user(rest)
-    name, at, config = rest.rpartition("@")
-    if whole.exists() or not at:
-        return (str(whole) if whole.exists() else rest), None
+    path = expand_user(spec)
+    name, at, config = spec.rpartition("@")
+    if path.exists() or not at:
+        return (str(path) if path.exists() else spec), None
     path = expand_user(name)
     return (str(path) if path.exists() else name), config
 
@@ -124,20 +124,20 @@ def _load(library: ModuleType, name: str, config: str | None) -> Any:
     return library.load_dataset(name, config)
 
 
-def _choose_splits(rest: str, splits: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _choose_splits(spec: str, splits: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Returns train, val and test, and a note on others; a single split is trained on, whatever its name."""
     if not splits:
-        raise BadInput(f"hf:{rest} holds no images")
+        raise BadInput(f"hf:{spec} holds no images")
     if len(splits) == 1:
         (split,) = splits
-        note = () if split == "train" else (f"hf:{rest} has one split, {split}, which is trained on",)
+        note = () if split == "train" else (f"hf:{spec} has one split, {split}, which is trained on",)
         return {"train": splits[split]}, note
     chosen: dict[str, Any] = {}
     for alias, split in SPLIT_ALIASES.items():
         if alias in splits:
             chosen.setdefault(split, splits[alias])
     if "train" not in chosen:
-        raise BadInput(f"hf:{rest} has the splits {', '.join(splits)}, and none called train")
+        raise BadInput(f"hf:{spec} has the splits {', '.join(splits)}, and none called train")
     others = [f"{split} ({len(content)} rows)" for split, content in splits.items() if content not in chosen.values()]
     return chosen, ((f"splits left alone: {', '.join(others)}",) if others else ())
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -22,19 +22,9 @@ from cmsf.utils.memory import available_memory
 from cmsf.utils.progress import track
 from cmsf.utils.text import first_line, short_repr
 
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    EOFError,
-    KeyError,
-    TypeError,
-    NotImplementedError,
-    MemoryError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+_ERRORS = (OSError, ValueError, EOFError, KeyError, TypeError, NotImplementedError, MemoryError, BadZipFile, zlib.error)
 """What a file with the wrong bytes in it makes numpy and zipfile raise."""
-_NAMES = frozenset({"classes", *(f"{letter}{part}" for letter in "xy" for part in ("", "_train", "_val", "_test"))})
+_NAMES = frozenset({"classes", *(f"{letter}{split}" for letter in "xy" for split in ("", "_train", "_val", "_test"))})
 
 
 def open_npz(path: Path, name: str | None = None) -> Source:
@@ -69,17 +59,17 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
         if not isinstance(archive, NpzFile):
             raise ValueError("it is one array")
         with archive:
-            wanted = [name for name in archive.files if name in _NAMES]
-            if "x" not in wanted and "x_train" not in wanted:
+            names = [name for name in archive.files if name in _NAMES]
+            if "x" not in names and "x_train" not in names:
                 held = short_repr(", ".join(archive.files)) or "nothing"
                 raise BadInput(f"{path} holds {held}; it needs x, or x_train and x_test")
-            needed, there = sum(_size(archive, name) for name in wanted), available_memory()
-            if needed > there:
-                raise ValueError(f"its arrays take {needed:,} bytes, and there are {there:,} of memory")
-            return {name: archive[name] for name in track(wanted, f"reading {path.name}", len(wanted))}
+            needed, available = sum(_size(archive, name) for name in names), available_memory()
+            if needed > available:
+                raise ValueError(f"its arrays take {needed:,} bytes, and there are {available:,} of memory")
+            return {name: archive[name] for name in track(names, f"reading {path.name}", len(names))}
     except BadInput:
         raise
-    except _UNREADABLE as error:
+    except _ERRORS as error:
         raise BadInput(f"cannot read {path}: {first_line(error)}; cmsf takes .npz files of plain arrays") from None
 
 
@@ -97,14 +87,14 @@ def _size(archive: NpzFile, name: str) -> int:
     return size
 
 
-def _key(letter: str, part: str) -> str:
-    return f"{letter}_{part}" if part else letter
+def _key(letter: str, split: str) -> str:
+    return f"{letter}_{split}" if split else letter
 
 
-def _labels(path: Path, arrays: dict[str, NDArray[Any]], part: str) -> NDArray[np.int64]:
+def _labels(path: Path, arrays: dict[str, NDArray[Any]], split: str) -> NDArray[np.int64]:
     """Returns the label of each image of a split, once both are checked."""
-    key = _key("x", part)
-    images, labels = arrays[key], arrays.get(_key("y", part))
+    key = _key("x", split)
+    images, labels = arrays[key], arrays.get(_key("y", split))
     shape = images.shape
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and shape[3] not in (1, 3)):
         raise BadInput(f"{key} of {path} is {images.dtype} {shape}; images are uint8 (n, h, w) or (n, h, w, 3)")

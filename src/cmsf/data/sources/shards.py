@@ -62,13 +62,8 @@ def open_shards(urls: str) -> Source:
     )
     if not names:
         raise BadInput(f"no images in the {len(shards)} shards of wds:{urls}; cmsf reads {' '.join(SUFFIXES)}")
-    places = torch.tensor(
-        [
-            (number, *place)
-            for number, index in enumerate(indices)
-            for place in zip(index.offsets, index.sizes, strict=True)
-        ]
-    )
+    spans = [(n, *span) for n, index in enumerate(indices) for span in zip(index.offsets, index.sizes, strict=True)]
+    places = torch.tensor(spans)
     labels = [label for index in indices for label in index.labels]
     splits = {}
     for split, members in _split_shards(shards).items():
@@ -83,7 +78,7 @@ def open_shards(urls: str) -> Source:
 
 
 def runs_command(urls: str) -> bool:
-    """Whether some of the shards are the output of a shell command."""
+    """Returns whether some of the shards are the output of a shell command."""
     return any(shard.url.strip().startswith("pipe:") for shard in _expand(urls))
 
 
@@ -244,8 +239,8 @@ class ShardCache:
 
 def _read_index(file: Path) -> TarIndex | None:
     try:
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        return TarIndex(**kept["index"]) if kept["format"] == _INDEX_FORMAT else None
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return TarIndex(**content["index"]) if content["format"] == _INDEX_FORMAT else None
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
 

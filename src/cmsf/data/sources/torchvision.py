@@ -43,15 +43,15 @@ _SETTINGS: dict[str, dict[str, Any]] = {"EMNIST": {"split": "balanced"}}
 _NO_SETS = ("VisionDataset", "ImageFolder", "LSUN", "LSUNClass")
 
 
-def open_torchvision(rest: str) -> Source:
+def open_torchvision(spec: str) -> Source:
     """Opens NAME or NAME@FOLDER; what is not in the folder is downloaded to it."""
-    wanted = _Set.parse(rest)
-    name = wanted.name
+    dataset = _Set.parse(spec)
+    name = dataset.name
     if name not in _sets():
         same_letters = [known for known in _sets() if known.lower() == name.lower()]
         remedy = did_you_mean((same_letters or [name])[0], _sets(), "its documentation lists them")
         raise BadInput(f"torchvision has no set called {name!r}; {remedy}")
-    opened = {split: found for split in _SPLITS if (found := _open(wanted, split)) is not None}
+    opened = {split: opened_split for split in _SPLITS if (opened_split := _open(dataset, split)) is not None}
     splits = {split: _read(chosen, content, split) for split, (chosen, content) in opened.items()}
     known = [label for _, content in opened.values() for label in _class_names(content)]
     blank = [split for split, images in splits.items() if not any(images.names)]
@@ -59,18 +59,18 @@ def open_torchvision(rest: str) -> Source:
     return Source(name, splits, all_classes(splits, known), notes)
 
 
-def is_on_disk(rest: str) -> bool:
-    """Whether NAME or NAME@FOLDER can be opened without a download."""
-    wanted = _Set.parse(rest)
-    if wanted.root.is_dir():  # some would make it
+def is_on_disk(spec: str) -> bool:
+    """Returns whether NAME or NAME@FOLDER can be opened without a download."""
+    dataset = _Set.parse(spec)
+    if dataset.root.is_dir():  # some would make it
         with suppress(Exception):  # missing and damaged files make sixty loaders raise what they like
-            wanted.make()
+            dataset.make()
             return True
     return False
 
 
 def default_root() -> Path:
-    """Where sets are kept unless a folder is given."""
+    """Returns where sets are kept unless a folder is given."""
     return expand_user(os.environ.get("CMSF_DATA") or "~/.cache/cmsf") / "torchvision"
 
 
@@ -84,8 +84,8 @@ class _Set:
     """The parameter that chooses the split, and its value."""
 
     @classmethod
-    def parse(cls, rest: str) -> _Set:
-        name, _, folder = rest.partition("@")
+    def parse(cls, spec: str) -> _Set:
+        name, _, folder = spec.partition("@")
         return cls(name, expand_user(folder) if folder else default_root())
 
     @property
@@ -131,10 +131,10 @@ class SetImages(Images):
 def _sets() -> dict[str, Any]:
     """Returns the sets that can be made from a folder and a split alone."""
     module = import_module("torchvision.datasets")
-    found = {name: getattr(module, name) for name in module.__all__ if name not in _NO_SETS}
+    sets = {name: getattr(module, name) for name in module.__all__ if name not in _NO_SETS}
     return {
         name: kind
-        for name, kind in found.items()
+        for name, kind in sets.items()
         if isinstance(kind, type)
         and all(
             key == "root" or key in _SETTINGS.get(name, {}) or parameter.default is not parameter.empty
@@ -145,30 +145,30 @@ def _sets() -> dict[str, Any]:
 
 def _parameters(kind: Any) -> dict[str, inspect.Parameter]:
     """Returns the parameters of a set, with those that are passed on to the class above."""
-    found: dict[str, inspect.Parameter] = {}
+    merged: dict[str, inspect.Parameter] = {}
     for above in kind.__mro__:
         parameters = inspect.signature(above.__init__).parameters
         named = {key: value for key, value in parameters.items() if value.kind == value.POSITIONAL_OR_KEYWORD}
-        found = named | found
+        merged = named | merged
         if not any(value.kind == value.VAR_KEYWORD for value in parameters.values()):
             break
-    return {key: value for key, value in found.items() if key != "self"}
+    return {key: value for key, value in merged.items() if key != "self"}
 
 
-def _open(wanted: _Set, split: str) -> tuple[_Set, Any] | None:
+def _open(dataset: _Set, split: str) -> tuple[_Set, Any] | None:
     """Opens one split of a set, or None if it has no such split; a set without splits is training images."""
-    if "train" in wanted.parameters:
-        chosen = replace(wanted, chosen=("train", split == "train"))
+    if "train" in dataset.parameters:
+        chosen = replace(dataset, chosen=("train", split == "train"))
         return None if split == "val" else (chosen, _content(chosen))
-    switch = next((key for key in _SWITCHES if key in wanted.parameters), None)
+    switch = next((key for key in _SWITCHES if key in dataset.parameters), None)
     if switch is None:
-        return (wanted, _content(wanted)) if split == "train" else None
+        return (dataset, _content(dataset)) if split == "train" else None
     for value in _SPLITS[split]:
-        chosen = replace(wanted, chosen=(switch, value))
+        chosen = replace(dataset, chosen=(switch, value))
         with suppress(_NoSuchSplit):
             return chosen, _content(chosen)
     if split == "train":
-        raise BadInput(f"torchvision:{wanted.name} has no split for training that cmsf knows")
+        raise BadInput(f"torchvision:{dataset.name} has no split for training that cmsf knows")
     return None
 
 
@@ -273,5 +273,5 @@ def _class_names(content: Any) -> tuple[str, ...]:
     """Returns the names by number; of a class with several names the first."""
     by_name = getattr(content, "class_to_idx", {})
     listed = (getattr(content, key, None) for key in ("classes", "categories", "all_categories"))
-    names = next((found for found in listed if found), sorted(by_name, key=by_name.__getitem__))
+    names = next(filter(None, listed), sorted(by_name, key=by_name.__getitem__))
     return disambiguate([name if isinstance(name, str) else str(name[0]) for name in names])

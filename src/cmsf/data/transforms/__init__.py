@@ -3,15 +3,7 @@
 from cmsf.data.transforms.augmentation import Augmentation, clean_view
 from cmsf.data.transforms.batch import Batch, CroppedBatch, WholeBatch, crop_views, to_device
 from cmsf.data.transforms.color import IMAGENET_MEAN, IMAGENET_STD, normalize_pixels
-from cmsf.data.transforms.crops import (
-    CenterCrop,
-    Crop,
-    DecodedImages,
-    RandomCrop,
-    crop_and_resize,
-    image_sizes,
-    resized_crop,
-)
+from cmsf.data.transforms.crops import CenterCrop, Crop, DecodedImages, RandomCrop, crop_and_resize, resized_crop
 from cmsf.data.transforms.rand_augment import RandAugment
 
 __all__ = [
@@ -29,7 +21,6 @@ __all__ = [
     "clean_view",
     "crop_and_resize",
     "crop_views",
-    "image_sizes",
     "normalize_pixels",
     "resized_crop",
     "to_device",

@@ -40,8 +40,8 @@ class Augmentation:
         if batch.device.type != "cpu":
             return self._view(batch, view)
         # A few images at a time stay in the processor's cache from one operation to the next.
-        few = max(1, _CACHED_PIXELS // self.crop.size**2)
-        return torch.cat([self._view(chunk, view) for chunk in batch.split(few)])
+        chunk_size = max(1, _CACHED_PIXELS // self.crop.size**2)
+        return torch.cat([self._view(chunk, view) for chunk in batch.split(chunk_size)])
 
     def _view(self, batch: Batch, view: int) -> Float[Tensor, "b 3 s s"]:
         draw = RandomStream(batch.seed, batch.epoch, batch.index, view, self.crop.draws)

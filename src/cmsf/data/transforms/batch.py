@@ -75,8 +75,8 @@ def crop_views(
     views: dict[int, Tensor] = {}
     for view, crop in crops.items():
         boxes, flipped = crop.boxes(height, width, RandomStream(seed, epoch, index, view))
-        each = zip(images, boxes, flipped.tolist(), strict=True)
+        rows = zip(images, boxes, flipped.tolist(), strict=True)
         views[view] = torch.stack(
-            [resized_crop(image, box, crop.size, flip).expand(3, -1, -1) for image, box, flip in each]
+            [resized_crop(image, box, crop.size, flip).expand(3, -1, -1) for image, box, flip in rows]
         )
     return views

@@ -119,12 +119,12 @@ PAPER = {
 counts have 30 in train and val, as we do."""
 
 
-def paper_suite(log: Callable[[str], None]) -> list[TransferSet]:
+def paper_suite(print_line: Callable[[str], None]) -> list[TransferSet]:
     """Returns those of the ten that are on this machine: the others are some 50 GB, too much to fetch unasked."""
     present = [known for known in PAPER.values() if is_on_disk(known.source.removeprefix("torchvision:"))]
     missing = [name for name, known in PAPER.items() if known not in present]
     if present and missing:
-        log(f"left out, not found at {default_root()}: {', '.join(missing)}")
+        print_line(f"left out, not found at {default_root()}: {', '.join(missing)}")
     if not present:
         raise BadInput(
             f"none of the paper's ten data sets is at {default_root()}; cmsf data torchvision:Flowers102 fetches one, "
@@ -148,47 +148,47 @@ def read_suite(file: Path) -> list[TransferSet]:
 
 
 def _read_set(file: Path, name: str, entry: Any) -> TransferSet:
-    where = f"{name} in {file}"
+    place = f"{name} in {file}"
     settings = {"data": entry} if isinstance(entry, str) else entry
     if not isinstance(settings, dict) or not isinstance(settings.get("data"), str) or not settings["data"]:
-        raise BadInput(f"{where} needs a source of images, as {name}: photos/{name} or {name}: {{data: photos/{name}}}")
+        raise BadInput(f"{place} needs a source of images, as {name}: photos/{name} or {name}: {{data: photos/{name}}}")
     for key in settings:
         if key not in _KEYS:
             hint = did_you_mean(str(key), _KEYS, f"use {', '.join(_KEYS)}")
-            raise BadInput(f"{where} has {short_repr(key)!r}; {hint}")
+            raise BadInput(f"{place} has {short_repr(key)!r}; {hint}")
     paper_name = short_repr(settings.get("like", name))
     if "like" in settings and paper_name not in PAPER:
         hint = did_you_mean(paper_name, PAPER, f"use one of {', '.join(PAPER)}")
-        raise BadInput(f"{where} has like {paper_name!r}, which is not one of the paper's; {hint}")
+        raise BadInput(f"{place} has like {paper_name!r}, which is not one of the paper's; {hint}")
     if DataConfig(settings["data"]).runs_command:  # the file may be somebody else's
-        raise BadInput(f"{where} is a shell command, {settings['data']}; give the shards by their paths or URLs")
+        raise BadInput(f"{place} is a shell command, {settings['data']}; give the shards by their paths or URLs")
     source = _resolve(file.parent, settings["data"])
     dataset = replace(PAPER.get(paper_name, TransferSet(name, "")), name=name, source=source)
-    amounts = {key: _check_amount(where, key, settings[key]) for key in ("train", "val", "test") if key in settings}
+    amounts = {key: _check_amount(place, key, settings[key]) for key in ("train", "val", "test") if key in settings}
     if "train" in amounts and not isinstance(amounts.get("val"), int):
-        raise BadInput(f"{where} has train: {amounts['train']} images a class, and needs val as such a number too")
+        raise BadInput(f"{place} has train: {amounts['train']} images a class, and needs val as such a number too")
     if "test" in amounts and "train" not in amounts:
-        raise BadInput(f"{where} has test: {amounts['test']} images a class, and needs train and val too")
+        raise BadInput(f"{place} has test: {amounts['test']} images a class, and needs train and val too")
     if amounts:
         dataset = replace(dataset, rule=SplitRule(**amounts), counts=None, classes=None, lists=None)
     if "measure" in settings:
         if str(settings["measure"]) not in _MEASURES:
-            raise BadInput(f"{where} has measure {short_repr(settings['measure'])!r}; use top-1 or {MEAN_PER_CLASS}")
+            raise BadInput(f"{place} has measure {short_repr(settings['measure'])!r}; use top-1 or {MEAN_PER_CLASS}")
         dataset = replace(dataset, per_class=_MEASURES[str(settings["measure"])])
     return dataset
 
 
-def _check_amount(where: str, key: str, value: Any) -> Any:
-    whole = is_integer(value) and value > 0
+def _check_amount(place: str, key: str, value: Any) -> Any:
+    count = is_integer(value) and value > 0
     share = key == "val" and isinstance(value, float) and 0 < value < 1
-    if not (whole or share):
+    if not (count or share):
         kinds = "a number of images a class, or a share below 1" if key == "val" else "a number of images a class"
-        raise BadInput(f"{where} has {key}: {short_repr(value)}; expected {kinds}")
+        raise BadInput(f"{place} has {key}: {short_repr(value)}; expected {kinds}")
     return value
 
 
 def _resolve(folder: Path, source: str) -> str:
-    """Paths are relative to the YAML file."""
+    """Returns the source with its path relative to the YAML file's folder."""
     scheme, colon, _ = source.partition(":")
     if colon and scheme.isidentifier() and len(scheme) > 1:
         return source
@@ -223,7 +223,7 @@ class PreparedSet:
         return [*self.splits.notes, *self.dataset.differences(self.splits.counts, len(self.labels.names))]
 
     def fingerprint(self) -> str:
-        """A hash of images' paths, labels and splits, the same on every machine."""
+        """Returns a hash of images' paths, labels and splits, the same on every machine."""
         digest = sha256("\n".join(path for part in self.parts.values() for path in part.images.paths).encode())
         for numbers in (self.labels.number, self.splits.train, self.splits.val):
             digest.update(numbers.numpy().tobytes())
@@ -274,8 +274,8 @@ def _read_lists(source: str, lists: tuple[str, str], paths: Sequence[str]) -> di
     """Marks the training and test images by the lists beside them; None where there are no lists."""
     root = Path(source)
     if source.startswith("torchvision:"):
-        _, _, given = source.partition("@")
-        root = expand_user(given) if given else default_root()
+        _, _, root_name = source.partition("@")
+        root = expand_user(root_name) if root_name else default_root()
     folders = [root, root.parent, *(root / name for name in ("SUN397", "sun397", "Partitions"))]
     for folder in folders:
         if all((folder / name).is_file() for name in lists):
@@ -301,16 +301,16 @@ def split_images(name: str, provided: Mapping[str, Mask], labels: Labels, rule: 
         else:
             test = share_of_each_class(labels, _FIFTH, seed).known
             notes.append("it has no images in test: a fifth of each class was drawn")
-        rest = labels.keep(~test)
+        remaining = labels.keep(~test)
         if rule.val is None and "val" in provided:
-            val = provided["val"] & rest.known
+            val = provided["val"] & remaining.known
         elif isinstance(rule.val, int):
-            val = number_of_each_class(rest, rule.val, seed).known
+            val = number_of_each_class(remaining, rule.val, seed).known
         else:
-            val = share_of_each_class(rest, _FIFTH if rule.val is None else rule.val, seed).known
+            val = share_of_each_class(remaining, _FIFTH if rule.val is None else rule.val, seed).known
             if rule.val is None:
                 notes.append("it has no images in val: a fifth of each class was drawn")
-        train = rest.known & ~val
+        train = remaining.known & ~val
     splits = {split: mask.nonzero()[:, 0] for split, mask in (("train", train), ("val", val), ("test", test))}
     for empty in (split for split, index in splits.items() if not len(index)):
         counts = ", ".join(f"{len(index)} in {split}" for split, index in splits.items())

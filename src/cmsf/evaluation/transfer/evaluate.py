@@ -25,29 +25,29 @@ def evaluate_transfer(
     tuner: Tuner,
     seed: int,
     trials: int,
-    log: Callable[[str], None],
+    print_line: Callable[[str], None],
 ) -> Result:
     """Evaluates the test images of each data set of a suite, and the mean over the sets.
 
     trials: what is asked for, for each set; `tuner` may find more that were run before.
     """
     prepared = [open_set(dataset, seed) for dataset in suite]  # mistakes show before any work
-    for each in prepared:
-        for note in each.notes:
-            log(f"{each.dataset.name}: {note}")
+    for prepared_set in prepared:
+        for note in prepared_set.notes:
+            print_line(f"{prepared_set.dataset.name}: {note}")
     accuracies: dict[str, Accuracy] = {}
     described: dict[str, dict[str, Any]] = {}
     with progress_bar("transfer", len(prepared) * trials) as update:
-        for number, each in enumerate(prepared):
-            name, title = each.dataset.name, f"{each.dataset.name}, {number + 1} of {len(prepared)}"
-            update(number * trials, title, found=True)
+        for number, prepared_set in enumerate(prepared):
+            name, title = prepared_set.dataset.name, f"{prepared_set.dataset.name}, {number + 1} of {len(prepared)}"
+            update(number * trials, title, resumed=True)
             with progress_prefix(title):
                 on_progress = _bar_updates(update, title, number * trials, trials)
-                accuracies[name], described[name] = _evaluate_set(extractor, each, tuner, on_progress)
+                accuracies[name], described[name] = _evaluate_set(extractor, prepared_set, tuner, on_progress)
     for name, description in described.items():
         finished = description["trials"]["complete"] + description["trials"]["pruned"]
         if finished > trials:
-            log(f"{name}: {finished} trials were there already, more than the {trials} asked for; all count")
+            print_line(f"{name}: {finished} trials were there already, more than the {trials} asked for; all count")
     mean = {MEAN: MeanAccuracy(list(accuracies.values()))} if len(accuracies) > 1 else {}
     protocol = {
         "classifier": "one linear layer from zero, cross-entropy, weight decay on the weights, LBFGS (max_iter 20, "
@@ -69,7 +69,7 @@ def _bar_updates(update: Update, title: str, start: int, trials: int) -> OnProgr
 
     def on_progress(finished: int, best: float | None) -> None:
         nonlocal first
-        update(start + min(finished, trials), title + ("" if best is None else f", best {best:.2f} %"), found=first)
+        update(start + min(finished, trials), title + ("" if best is None else f", best {best:.2f} %"), resumed=first)
         first = False
 
     return on_progress
@@ -80,22 +80,16 @@ def _evaluate_set(
 ) -> tuple[Accuracy, dict[str, Any]]:
     """Searches settings on train and val, fits with the best on both, and evaluates on test."""
     dataset, labels, splits = prepared.dataset, prepared.labels, prepared.splits
-    features = torch.cat([extractor(inference_split(part)).cpu() for part in prepared.parts.values()])
+    features = torch.cat([extractor(inference_split(split)).cpu() for split in prepared.parts.values()])
     classes = len(labels.names)
     scale = StandardScaler.fit(features[splits.train])
-    problem = Problem(
-        scale(features[splits.train]),
-        labels.number[splits.train],
-        scale(features[splits.val]),
-        labels.number[splits.val],
-        classes,
-        dataset.per_class,
-    )
+    train, val = ((scale(features[rows]), labels.number[rows]) for rows in (splits.train, splits.val))
+    problem = Problem(*train, *val, classes, dataset.per_class)
     fingerprint = f"{prepared.fingerprint()}{extractor.network} {extractor.transform}"
-    found = tuner(problem, f"{dataset.name}-{sha256(fingerprint.encode()).hexdigest()[:16]}", on_progress)
+    tuned = tuner(problem, f"{dataset.name}-{sha256(fingerprint.encode()).hexdigest()[:16]}", on_progress)
     fitted = torch.cat([splits.train, splits.val])
     scale = StandardScaler.fit(features[fitted])
-    layer = fit(scale(features[fitted]), labels.number[fitted], classes, found.best)
+    layer = fit(scale(features[fitted]), labels.number[fitted], classes, tuned.best)
     truth = labels.number[splits.test]
     accuracy = Accuracy(in_top_k(layer(scale(features[splits.test])), truth, 1), truth, dataset.per_class)
     diverged = ["the last fit diverged, and was judged by its last finite weights"] if layer.diverged else []
@@ -104,8 +98,8 @@ def _evaluate_set(
         "images": dict(zip(("train", "val", "test"), splits.counts, strict=True)),
         "classes": classes,
         "splits": asdict(dataset.rule),
-        "settings": asdict(found.best),
-        "validation": found.value,
-        "trials": found.trials,
+        "settings": asdict(tuned.best),
+        "validation": tuned.value,
+        "trials": tuned.trials,
         "notes": prepared.notes + diverged,
     }

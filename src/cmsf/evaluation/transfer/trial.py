@@ -67,7 +67,7 @@ def rungs(iterations: int) -> list[int]:
 
 
 def validation_accuracy(layer: LinearClassifier, problem: Problem) -> float:
-    """Per cent of the validation images, or its mean over their classes."""
+    """Returns per cent of the validation images, or its mean over their classes."""
     return Accuracy(in_top_k(layer(problem.val), problem.val_label, 1), problem.val_label, problem.per_class).percent
 
 

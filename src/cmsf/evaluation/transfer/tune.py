@@ -93,7 +93,7 @@ def make_tuner(folder: Path, *, trials: int, processes: int, seed: int, storage:
 
 
 def _file_name(study: str) -> str:
-    """A data set may be called ../../anything; its file stays in the folder. A hash at its end tells it apart."""
+    """Returns a name for a file in the folder, whatever the data set is called; the hash at its end is unique."""
     return re.sub(r"[^\w.-]+", "-", study)[-_LONGEST_FILE_NAME:].lstrip(".-")
 
 
@@ -187,7 +187,7 @@ def _run_trials(study: Study, problem: Problem, trials: int, after_trial: Callab
 
 
 def _needs_trial(study: Study, trials: int) -> bool:
-    """Whether to start another trial; while the last ones run elsewhere, waits for how they end."""
+    """Returns whether to start another trial; while the last ones run elsewhere, waits for how they end."""
     while _count(study, *_FINISHED) < trials:
         if _count(study, *_FINISHED, TrialState.RUNNING) < trials:
             return True
@@ -288,7 +288,7 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 def _exit_with_parent() -> None:
-    """A killed parent stops nobody."""
+    """Ends this process when its parent has ended: a killed parent stops nobody."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -357,7 +357,7 @@ def _fail_abandoned_trials(study: Study, location: Path | str) -> None:
 
 
 def _remove_stale_lock(path: Path) -> None:
-    """Optuna's own lock of each record: a killed process may have left it, and the next would wait 30 s for it."""
+    """Removes Optuna's lock of a record: a killed process may have left it, and the next would wait 30 s for it."""
     Path(f"{path}.lock").unlink(missing_ok=True)
 
 
