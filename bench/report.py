@@ -53,7 +53,7 @@ def main() -> None:
     def passed(what: str) -> None:
         seconds[what] = round(time.monotonic() - start - sum(seconds.values()), 1)
 
-    images = EmbeddedImages.search(data, looks, others)
+    images = EmbeddedImages.with_neighbours(data, looks, others)
     passed("graph of neighbours")
     builder = PoolBuilder(images, IMAGES)
     galleries = (feature_gallery(builder, 0),)
