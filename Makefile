@@ -9,7 +9,7 @@ AUDIT ?= .venv-audit
 DEPENDENCIES := $(shell cat pyproject.toml constraints.txt | cksum | tr -d ' \t')
 READY := $(VENV)/.ready-$(DEPENDENCIES)
 
-.PHONY: demo test browser browser-test fuzz audit check format venv clean bench-data bench-eval bench-transfer bench-semi bench-baselines bench-report bench-saving bench-ranks soak bench-venv bench-suspects bench-ablations
+.PHONY: demo test browser browser-test fuzz audit check format venv clean bench bench-venv bench-semi bench-baselines bench-suspects bench-ablations soak
 
 demo: venv ## train on the embedded images, evaluate, and show what was learned (under 5 minutes)
 	$(BIN)/cmsf train cmsf-self --out runs/demo
@@ -59,15 +59,8 @@ $(READY):
 	@printf '%s' "$(CURDIR)" > $(VENV)/.tree
 	@touch $@
 
-bench-data: bench-venv ## transforms and loader beside lightly, kornia, torchvision: 20 minutes on an idle machine (CIFAR=cifar10.npz)
-	$(BENCH)/bin/python bench/data.py --part all --rounds 5 --seconds 8 $(if $(CIFAR),--cifar $(CIFAR)) --out docs/results/bench-data.json
-
-bench-eval: bench-venv ## k-NN and the linear fit beside faiss, scikit-learn and the bare product: 5 minutes on an idle machine
-	$(BENCH)/bin/python bench/evaluation.py --rounds 5 --out docs/results/bench-eval.json
-
-bench-transfer: venv ## 200 trials of a transfer search on a data set of the size of Pets: 2 minutes, unpruned 10
-	$(BIN)/python bench/transfer.py --out docs/results/bench-transfer.json
-	$(BIN)/python bench/transfer.py --unpruned --out docs/results/bench-transfer-unpruned.json
+bench: bench-venv ## speed and memory beside others, an hour on an idle machine, resumable; writes docs/benchmarks.md (ROW=search, CIFAR=cifar10.npz)
+	$(BENCH)/bin/python bench/run.py $(if $(ROW),--row $(ROW)) $(if $(CIFAR),--cifar $(CIFAR))
 
 bench-semi: venv ## few labels on the embedded sample, and the ablations: three hours on two cores, resumable
 	$(BIN)/python bench/semi.py --out docs/results/semi & $(BIN)/python bench/semi.py --out docs/results/semi; wait
@@ -85,15 +78,6 @@ bench-ablations: venv ## k, k' and the source of companions without labels: two 
 
 bench-suspects: venv ## wrong labels of CIFAR-10 that are found: 15 minutes on two cores (DATA=folder of the data sets)
 	$(BIN)/python bench/suspects.py --data $(DATA) --out docs/results/suspects.json
-
-bench-report: venv ## the analysis and the page of 50,000 images with 512 features: 2 minutes on an idle machine
-	$(BIN)/python bench/report.py --out docs/results/bench-report.json
-
-bench-saving: venv ## what checkpoints cost, at laptop scale and at ImageNet's size: 10 minutes on an idle machine, 4 GB of disk
-	$(BIN)/python bench/saving.py --out docs/results/bench-saving.json
-
-bench-ranks: venv ## the search of a bank, divided between two processes: 3 minutes on an idle machine
-	$(BIN)/python bench/ranks.py --out docs/results/bench-ranks.json
 
 MINUTES ?= 30
 soak: venv ## runs that are killed, stopped and out of disk, compared bit for bit with one that is not: MINUTES=30

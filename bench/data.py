@@ -174,7 +174,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=6.0, help="length of a turn")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="torch's threads in the main process")
     parser.add_argument("--cifar", type=Path, help="an .npz with x_train (n, 32, 32, 3) uint8; else made-up images")
-    parser.add_argument("--out", type=Path, default=Path("docs/results/bench-data.json"))
+    parser.add_argument("--out", type=Path, default=Path("docs/results/bench/views.json"))
     return parser.parse_args()
 
 

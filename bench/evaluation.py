@@ -127,7 +127,7 @@ def _record(one: Timed) -> dict[str, Any]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="turns of every contestant")
-    parser.add_argument("--out", type=Path, default=Path("docs/results/bench-eval.json"))
+    parser.add_argument("--out", type=Path, default=Path("docs/results/bench/evaluation.json"))
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
 """How the search of a bank is divided among processes: time and memory of one, two by queries, and two by rows.
 
-    python bench/ranks.py --out docs/results/bench-ranks.json
+    python bench/ranks.py --out docs/results/bench/ranks.json
 
 A bank of the paper's size, 128,000 rows of 512 with companions, and a batch of 256 queries; every process computes with
 one thread. The ways take turns. Wanted: with the bank in two shares, half of the memory, and about half of the time.
@@ -8,7 +8,6 @@ one thread. The ways take turns. Wanted: with the bank in two shares, half of th
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import socket
@@ -21,21 +20,20 @@ from typing import Any
 
 import torch
 import torch.multiprocessing
+from reporting import Target, measure_from_command_line
 from torch.nn.functional import normalize
 
 from cmsf.method.bank import MemoryBank
 from cmsf.method.constraints import Constraint, NearCompanion, Unconstrained
 from cmsf.method.distributed_bank import ReplicatedBank, ShardedBank
 from cmsf.method.rows import Rows
-from cmsf.runs.environment import describe_machine
 from cmsf.utils.distributed import World, init_process_group
-from cmsf.utils.files import write_text
 
 SIZE, DIM, BATCH, K = 128_000, 512, 256, 5
 CONSTRAINTS: dict[str, Constraint] = {"unconstrained": Unconstrained(), "near companions": NearCompanion(5)}
 
 
-def measure(rank: int, size: int, port: int, rounds: int, out: Path) -> None:
+def search(rank: int, size: int, port: int, rounds: int, out: Path) -> None:
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with init_process_group(World(rank, size), torch.device("cpu")) as world:
@@ -79,11 +77,7 @@ def _filled(bank: MemoryBank) -> MemoryBank:
     return bank
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
+def measure(rounds: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for size in (1, 2):
@@ -91,18 +85,18 @@ def main() -> None:
                 free.bind(("127.0.0.1", 0))
                 port = free.getsockname()[1]
             out = Path(folder) / f"{size}.json"
-            torch.multiprocessing.spawn(measure, (size, port, given.rounds, out), nprocs=size)
+            torch.multiprocessing.spawn(search, (size, port, rounds, out), nprocs=size)
             found |= json.loads(out.read_text())
-    one = found["one process"]
-    for way in found.values():
+    alone = found.pop("one process")
+    targets = []
+    for way, figures in found.items():
         for kind in CONSTRAINTS:
-            way[f"{kind}, median seconds"] = round(statistics.median(way[kind]), 4)
-            way[f"{kind}, times as fast"] = round(statistics.median(one[kind]) / statistics.median(way[kind]), 2)
-    setting = {"rows": SIZE, "width": DIM, "queries": BATCH, "k": K, "rounds": given.rounds}
-    write_text(given.out, json.dumps({"setting": setting, "ways": found, **describe_machine("cpu")}, indent=1) + "\n")
-    for name, way in found.items():
-        print(name, {key: value for key, value in way.items() if not isinstance(value, list)})
+            faster = statistics.median(alone[kind]) / statistics.median(figures[kind])
+            targets.append(Target(f"{way}, {kind}", faster, 1.6, "times as fast as one process"))
+    shards, whole = found["two, by rows"]["megabytes a process"], alone["megabytes a process"]
+    targets.append(Target("two, by rows", shards / whole, 0.5, "of the bank's memory in each process", at_most=True))
+    return {"seconds": found | {"one process": alone}, "targets": targets}
 
 
 if __name__ == "__main__":
-    main()
+    measure_from_command_line(__doc__, measure)

@@ -1,6 +1,6 @@
 """What checkpoints cost, as a share of the time that training takes.
 
-    python bench/saving.py --out docs/results/bench-saving.json
+    python bench/saving.py --out docs/results/bench/saving.json
 
 On the embedded sample: whole runs with and without checkpoints in turns, at the default interval (every epoch, and
 every 15 minutes); the share by the clock, and by what the training thread itself spent on copying and waiting. At

@@ -11,13 +11,15 @@ process at its peak.
 
 from __future__ import annotations
 
+import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from memory import read_status
 from reporting import Target, measure_from_command_line
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -100,18 +102,18 @@ def seconds(jobs: dict[str, Job], rounds: int) -> dict[str, float]:
     return {name: statistics.median(times) for name, times in spent.items()}
 
 
-def peak_growth(jobs: Iterable[Job]) -> float:
-    """By how many MB the resident memory grows at its peak, of any of these jobs (Linux)."""
-    before = _memory("VmRSS")
+def peak_growth(way: str) -> float:
+    """By how many MB the memory of a process of its own grows at its peak: a plain search, and one by label (Linux)."""
+    bank, query = make_bank(SIZE, 1000)
+    jobs = [
+        {"ours": ours, "dense": dense}[way](bank, query, constraint, 5) for constraint in (Unconstrained(), SameLabel())
+    ]
+    torch.set_num_threads(1)
+    before = read_status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
     for job in jobs:
         job()
-    return round((_memory("VmHWM") - before) / 1024, 1)
-
-
-def _memory(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+    return round((read_status("VmHWM") - before) / 1e6, 1)
 
 
 def measure(rounds: int) -> dict[str, Any]:
@@ -146,11 +148,10 @@ def measure(rounds: int) -> dict[str, Any]:
             "same label", spent["dense, same label"] / spent["same label, 1,000 classes"], 20, "times the dense way"
         ),
     ]
-    bank, query = make_bank(SIZE, 1000)
-    memory = {
-        name: peak_growth([make(bank, query, constraint, 5) for constraint in (Unconstrained(), SameLabel())])
-        for name, make in (("ours", ours), ("dense", dense))
-    }
+    memory = {}
+    for way in ("ours", "dense"):
+        with multiprocessing.get_context("spawn").Pool(1) as process:
+            memory[way] = process.apply(peak_growth, (way,))
     targets.append(Target("memory", memory["ours"] / memory["dense"], 1 / 3, "of the dense way's", at_most=True))
     growth = {}
     for size in GROWTH:
