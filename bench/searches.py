@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from cmsf.evaluation.knn import KNNClassifier, classify, k_nearest
-from cmsf.method.search import _BLOCK
+from cmsf.method.topk import MAX_BLOCK
 
 TRAIN, QUERIES, FEATURES, CLASSES, K = 50_000, 10_000, 512, 10, 20
 SAME = 1e-6
@@ -37,11 +37,11 @@ def vectors() -> tuple[Tensor, Tensor, Tensor]:
 
 def search_jobs(train: Tensor, query: Tensor, label: Tensor, threads: int, stack: ExitStack) -> list[Job]:
     def product(out: Tensor | None) -> None:
-        for part in query.split(_BLOCK // TRAIN):
+        for part in query.split(MAX_BLOCK // TRAIN):
             torch.mm(part, train.T, out=None if out is None else out[: len(part)])
 
     def product_into_one_block() -> None:
-        product(torch.empty(_BLOCK // TRAIN, TRAIN))
+        product(torch.empty(MAX_BLOCK // TRAIN, TRAIN))
 
     def scikit_learn(metric: str) -> Job:
         model = NearestNeighbors(n_neighbors=K, algorithm="brute", metric=metric, n_jobs=threads).fit(train.numpy())

@@ -6,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cmsf.method import search as search_module
+from cmsf.method import topk
 from cmsf.method.bank import MemoryBank
 from cmsf.method.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
 from cmsf.method.rows import Rows
-from cmsf.method.search import OwnRow, nearest_vectors, search
+from cmsf.method.search import search
+from cmsf.method.topk import OwnRow, nearest_vectors
 from cmsf.utils.constants import UNKNOWN
 
 CONSTRAINTS = {
@@ -141,8 +143,9 @@ def test_cutting_the_search_into_blocks_changes_nothing(
 ) -> None:
     rows = random_rows(50, seed=2, unknown=0.2)
     whole = search(rows, rows, constraint, 5)
-    for name, size in {"_BLOCK": 120, "_COLUMNS": 7, "_GATHERED": 2}.items():
-        monkeypatch.setattr(search_module, name, size)
+    sizes = ((search_module, "MAX_BLOCK", 120), (topk, "MAX_BLOCK", 120), (topk, "_COLUMNS", 7))
+    for module, name, size in (*sizes, (search_module, "_GATHERED", 2)):
+        monkeypatch.setattr(module, name, size)
         blocks = search(rows, rows, constraint, 5)
         assert torch.equal(whole.row, blocks.row)
 
@@ -155,7 +158,7 @@ def test_ties_across_blocks_go_by_image(columns: int, k: int, kinds: int, seed: 
     allowed = torch.rand(40, generator=generator) < 0.7
     own = int(torch.randint(40, (1,), generator=generator))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search_module, "_COLUMNS", columns)
+        patch.setattr(topk, "_COLUMNS", columns)
         query = torch.ones(1, 1, dtype=torch.float64)
         found = nearest_vectors(query, among, allowed, index, k, OwnRow(torch.tensor([own])))
     rank = [(j != own, -float(among[j]), int(index[j])) for j in range(40)]

@@ -83,7 +83,7 @@ def train(
         folder = RunFolder(path)
         folder.check_free()
         if chosen.precision == AUTO:
-            chosen = _with_precision(chosen, folder, where, screen)
+            chosen = _with_precision(chosen, folder, torch_device, screen)
         images = folder.load_images(source, data_config, chosen, view_size(chosen, side))
         if folder.exists() and folder.data_config() == data_config:  # before their number decides what fits
             folder.check_same_paths(images, "start another run")

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from cmsf.method.constraints import Constraint
 from cmsf.method.rows import Rows
-from cmsf.method.search import OwnRow, nearest_vectors, search, top
+from cmsf.method.search import search
+from cmsf.method.topk import OwnRow, nearest_vectors, top
 from cmsf.utils.constants import UNKNOWN
 
 

@@ -14,7 +14,7 @@ from cmsf.data import Dataset, Split
 from cmsf.evaluation.features import LAYER, FeatureExtractor, raw_pixels, transform_name
 from cmsf.evaluation.metrics import Accuracy, Result
 from cmsf.evaluation.splits import describe_splits, evaluation_splits
-from cmsf.method.search import OwnRow, nearest_vectors
+from cmsf.method.topk import OwnRow, nearest_vectors
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.progress import track
 

@@ -8,16 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cmsf.method.rows import Rows
-from cmsf.method.search import (
-    Candidates,
-    Constraint,
-    EveryRow,
-    OwnRow,
-    Relaxed,
-    RowsOfLabel,
-    ShortList,
-    nearest_vectors,
-)
+from cmsf.method.search import Candidates, Constraint, EveryRow, Relaxed, RowsOfLabel, ShortList
+from cmsf.method.topk import OwnRow, nearest_vectors
 from cmsf.utils.constants import UNKNOWN
 
 __all__ = ["Constraint", "NearCompanion", "SameLabel", "Unconstrained"]

@@ -11,17 +11,8 @@ from torch import Tensor
 
 from cmsf.method.bank import MemoryBank
 from cmsf.method.rows import Rows
-from cmsf.method.search import (
-    Constraint,
-    Neighbours,
-    OwnRow,
-    check_enqueued,
-    check_related,
-    masked_sum,
-    sum_all,
-    top,
-    translate,
-)
+from cmsf.method.search import Constraint, Neighbours, check_enqueued, check_related, masked_sum, sum_all
+from cmsf.method.topk import OwnRow, top, translate
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.distributed import World
 

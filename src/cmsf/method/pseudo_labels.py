@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cmsf.method.rows import Rows
-from cmsf.method.search import OwnRow, nearest_vectors
+from cmsf.method.topk import OwnRow, nearest_vectors
 from cmsf.models.heads import SGDSettings, mlp
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.rng import permutation

@@ -13,7 +13,7 @@ from torch import Tensor
 from cmsf.analysis.figures.thumbnails import PLAIN, THUMBNAIL, WRONG, Sheet, shortened
 from cmsf.data import Dataset, Split
 from cmsf.evaluation.features import batch_count, feature_batches, pixel_batches
-from cmsf.method.search import OwnRow, top
+from cmsf.method.topk import OwnRow, top
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.progress import track
 from cmsf.utils.rng import permutation
