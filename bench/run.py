@@ -42,7 +42,7 @@ ROWS = {
     "startup": Row("Starting", "loading torch", ("startup.py",)),
     "search": Row("Searching the bank", _PRODUCT, ("search.py",)),
     "overhead": Row("Search and bank in a step of ResNet-50", _PRODUCT, ("overhead.py",)),
-    "busy": Row("Training beside other work", "the fair share of the cores", ("busy.py",)),
+    "busy": Row("Training beside other work", "the fair share of the cores", ("busy.py", "--rounds", "3")),
     "views": Row("Making views at 32 px", "–", ("data.py", "--part", "A"), takes_images=True),
     "photos": Row("Reading JPEGs into views at 224 px", "decoding", ("data.py", "--part", "B")),
     "training-small-32": Row(
