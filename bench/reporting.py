@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -17,8 +18,8 @@ from typing import Any
 
 from rich.console import Console
 
-QUIET = 0.5
-"""The load average up to which we have the machine to ourselves."""
+QUIET = 0.3
+"""How many busy cores we take for none."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,22 @@ def _describe_machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "architecture": platform.machine(),
         "system": platform.system(),
-        "load before": round(os.getloadavg()[0], 2),
+        "load before": round(busy_cores(), 2),
     }
+
+
+def busy_cores(seconds: float = 1.0) -> float:
+    """How many cores others keep busy. The load average would count the benchmark that ran just before this one."""
+
+    def read() -> tuple[int, int]:
+        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+        return sum(fields), fields[3] + fields[4]  # idle, and waiting for a disk
+
+    try:
+        (total, idle), _, (later, later_idle) = read(), time.sleep(seconds), read()
+    except OSError:  # not Linux
+        return os.getloadavg()[0]
+    return (os.cpu_count() or 1) * (1 - (later_idle - idle) / max(1, later - total))
 
 
 def _commit() -> str:
