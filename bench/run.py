@@ -60,6 +60,7 @@ ROWS = {
     "training-resnet50-224": Row(
         "Training a ResNet-50 from JPEGs, 224 px", _NETWORK, ("training.py", "--net", "resnet50-224")
     ),
+    "limit": Row("Raising the limit", "the processor", ("limit.py",)),
     "evaluation": Row("k-NN and the linear fit", _PRODUCT, ("evaluation.py",)),
     "transfer": Row("A transfer search of 200 trials", "the fits that are not pruned", ("transfer.py",)),
     "report": Row("The report's analysis and page", _PRODUCT, ("report.py",)),
