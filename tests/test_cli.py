@@ -328,6 +328,7 @@ def test_one_run_that_cannot_be_judged_does_not_keep_others_from_being_compared(
     assert "blind: the training images of blank have no labels" in printed.err
 
 
+@pytest.mark.usefixtures("brief_tuning")
 def test_transfer_from_a_suite_leaves_its_journal_and_goes_on_from_it(
     bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
