@@ -1,5 +1,6 @@
 import os
 from collections.abc import Iterator
+from functools import partial
 
 # Before torch is there: workers of pytest share the cores; two threads each on two cores would wait for one another.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
@@ -30,6 +31,29 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_row() -> Iterator[None]:
+    """Every run draws its nearest neighbours at the end: eight rows of them take as long as its training."""
+    from cmsf.runs import classifier  # not before pytest has put its checks of shapes in front of all modules
+    from cmsf.training import trainer
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (trainer, classifier):
+            patch.setattr(module, "draw_neighbours", partial(module.draw_neighbours, rows=1))
+        yield
+
+
+@pytest.fixture
+def all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that are about a run's pictures, or are as a user's run in everything."""
+    from cmsf.analysis.figures.gallery import draw_neighbours
+    from cmsf.runs import classifier
+    from cmsf.training import trainer
+
+    for module in (trainer, classifier):
+        monkeypatch.setattr(module, "draw_neighbours", draw_neighbours)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from runs import replace_part
 
 import cmsf
 from cmsf.cli import main
+from cmsf.evaluation.finetune import FineTuneSettings
 from cmsf.runs.checkpoint import Checkpoint
 
 FAST = ["--epochs", "1", "--batch-size", "32", "--projection-hidden", "16", "--projection-dim", "8"]
@@ -38,6 +40,13 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 @pytest.fixture
 def bars(tmp_path: Path) -> Path:
     return write_npz(tmp_path / "bars.npz")
+
+
+@pytest.fixture
+def brief_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 epochs of few labels and not 500 steps, and short trials; what either finds is other files' to test."""
+    monkeypatch.setattr("cmsf.evaluation.few_labels.FineTuneSettings", partial(FineTuneSettings, min_steps=0))
+    monkeypatch.setattr("cmsf.evaluation.transfer.trial._ITERATIONS", (1, 12))
 
 
 @pytest.mark.parametrize(
@@ -218,6 +227,7 @@ def test_weights_of_another_architecture_are_refused(
     assert "cannot read" in refusal(capsys, "evaluate", out)
 
 
+@pytest.mark.usefixtures("all_rows")
 def test_train_then_evaluate_prints_the_table(bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     assert main(["train", "cmsf-self", "--data", str(bars), "--out", str(out), *FAST]) == 0
@@ -255,6 +265,7 @@ def test_several_evaluations_share_a_table_and_each_leaves_its_protocol(
         assert (out / "results" / f"{metric}-untrained-encoder.json").exists()
 
 
+@pytest.mark.usefixtures("brief_tuning")
 def test_runs_may_stand_after_the_evaluations_and_the_table_be_markdown(
     bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -278,6 +289,7 @@ def test_runs_may_stand_after_the_evaluations_and_the_table_be_markdown(
     assert "cannot read" in printed.err
 
 
+@pytest.mark.usefixtures("brief_tuning")
 def test_few_labels_may_be_given_as_lists_and_searches_kept_in_a_database(
     bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -316,6 +328,7 @@ def test_one_run_that_cannot_be_judged_does_not_keep_others_from_being_compared(
     assert "blind: the training images of blank have no labels" in printed.err
 
 
+@pytest.mark.usefixtures("brief_tuning")
 def test_transfer_from_a_suite_leaves_its_journal_and_goes_on_from_it(
     bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,8 +49,14 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photos(tmp_path_factory.mktemp("photos"), per_class=20, classes=3, side=40)
 
 
-def test_a_run_that_is_killed_at_any_moment_equals_one_that_is_not(bars: Path, tmp_path: Path) -> None:
-    whole = cmsf.train("cmsf-self-small", bars, tmp_path / "whole", quiet=True, **KILLED)
+@pytest.fixture(scope="module")
+def whole_of_six(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> cmsf.Run:
+    return cmsf.train("cmsf-self-small", bars, tmp_path_factory.mktemp("six") / "run", quiet=True, **KILLED)
+
+
+def test_a_run_that_is_killed_at_any_moment_equals_one_that_is_not(
+    bars: Path, whole_of_six: cmsf.Run, tmp_path: Path
+) -> None:
     out, chance = tmp_path / "killed", random.Random(5)
     given = ("cmsf-self-small", "--data", bars, "--checkpoint-minutes", "0.002")
     resumed = ("--resume", out, "--checkpoint-minutes", "0.002")
@@ -70,10 +76,10 @@ def test_a_run_that_is_killed_at_any_moment_equals_one_that_is_not(bars: Path, t
     assert process.returncode == 0, said
     assert "resuming from step" in said
     killed = cmsf.Run(out)
-    assert_same_run(whole, killed)
+    assert_same_run(whole_of_six, killed)
     steps = [line["step"] for line in metrics(killed, "step")]
     assert steps == sorted(set(steps))
-    assert scalars(killed) == scalars(whole)
+    assert scalars(killed) == scalars(whole_of_six)
     assert not list(out.rglob("*.part"))
 
 
@@ -312,11 +318,17 @@ def test_an_image_that_vanishes_stops_the_run_by_its_name_until_it_is_back(photo
     assert_same_run(whole, cmsf.resume(tmp_path / "run", quiet=True, workers=0))
 
 
-@pytest.fixture
-def stopped(bars: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def half(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("half") / "run"
     with pytest.raises(Stopped):
-        cmsf.train("cmsf-self-small", bars, tmp_path / "run", screen=StopAt(20, signal.SIGTERM), **KILLED)
-    return tmp_path / "run"
+        cmsf.train("cmsf-self-small", bars, out, screen=StopAt(20, signal.SIGTERM), **KILLED)
+    return out
+
+
+@pytest.fixture
+def stopped(half: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(half, tmp_path / "run")
 
 
 def everything_in(folder: Path) -> dict[str, bytes]:
@@ -359,20 +371,15 @@ def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_again(
     assert_same_run(whole_of_six, run)
 
 
-@pytest.fixture(scope="module")
-def whole_of_six(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> cmsf.Run:
-    return cmsf.train("cmsf-self-small", bars, tmp_path_factory.mktemp("six") / "run", quiet=True, **KILLED)
-
-
 def test_a_resumed_run_holds_its_bank_as_before(bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[bool] = []
     make = api.make_learner
     monkeypatch.setattr(api, "make_learner", lambda *given: held.append(given[-1]) or make(*given))
     for number, sharded in enumerate((True, False)):
         out = tmp_path / str(number)
-        screen = StopAt(20, signal.SIGTERM)
+        screen = StopAt(6, signal.SIGTERM)
         with pytest.raises(Stopped):
-            cmsf.train("cmsf-self-small", bars, out, screen=screen, bank_sharded=sharded, **KILLED)
+            cmsf.train("cmsf-self-small", bars, out, screen=screen, bank_sharded=sharded, **TINY)
         cmsf.resume(out, quiet=True)
     assert held == [True, True, False, False]
 

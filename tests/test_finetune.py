@@ -4,6 +4,7 @@ import json
 import resource
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,10 @@ def contents(classifier: cmsf.Classifier) -> list[bytes]:
 
 def test_one_round_is_the_fine_tuning_of_few_labels_bit_for_bit() -> None:
     data, like = levels(60), FeatureExtractor(network(), 12)
-    once = fine_tune(like, data.train, data.train.truth, 8, 3, seed=1, settings=FineTuneSettings(epochs=3))
+    brief = FineTuneSettings(epochs=8, min_steps=0)
+    once = fine_tune(like, data.train, data.train.truth, 8, 3, seed=1, settings=brief)
     rounds = make_classifier(like, 8, 3, seed=1)
-    assert len(list(fine_tune_in_rounds(rounds, data.train, like, 1, settings=FineTuneSettings(epochs=3)))) == 1
+    assert len(list(fine_tune_in_rounds(rounds, data.train, like, 1, settings=brief))) == 1
     for one, other in zip(once.state_dict().values(), rounds.state_dict().values(), strict=True):
         assert torch.equal(one, other)
 
@@ -161,7 +163,11 @@ def test_a_frozen_network_stays_as_it_is_bit_for_bit(run: Path, few: Path, tmp_p
     )
 
 
-def test_a_linear_layer_is_the_one_that_few_labels_finds(run: Path, few: Path, tmp_path: Path) -> None:
+def test_a_linear_layer_is_the_one_that_few_labels_finds(
+    run: Path, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brief = partial(FineTuneSettings, min_steps=0)  # of the network, which few-labels tunes besides
+    monkeypatch.setattr("cmsf.evaluation.few_labels.FineTuneSettings", brief)
     classifier = cmsf.finetune(run, few, out=tmp_path / "c", tune="linear", quiet=True)
     evaluated = cmsf.Run(run).evaluate("few-labels", lists=[few])
     assert classifier.about["rounds"][0]["test accuracy"] == evaluated["few linear"]

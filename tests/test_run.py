@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +31,28 @@ def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_npz(tmp_path_factory.mktemp("data") / "bars.npz")
 
 
+@pytest.fixture(scope="module")
+def trained(bars: Path) -> Callable[[str], cmsf.Run]:
+    """A run of a method, which several tests look at and none changes."""
+
+    @cache
+    def train(method: str) -> cmsf.Run:
+        few = {"labels_per_class": 8} if method in NEED_FEW_LABELS else {}
+        return cmsf.train(f"{method}-small", bars, bars.parent / method, quiet=True, **TINY, **few)
+
+    return train
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_runs_from_images_to_a_number(method: str, bars: Path, tmp_path: Path) -> None:
-    few = {"labels_per_class": 8} if method in NEED_FEW_LABELS else {}
-    run = cmsf.train(f"{method}-small", bars, tmp_path / "run", quiet=True, **TINY, **few)
+def test_every_method_runs_from_images_to_a_number(method: str, trained: Callable[[str], cmsf.Run]) -> None:
+    run = trained(method)
     epochs = metrics(run, "epoch")
     assert [line["epoch"] for line in epochs] == [0, 1, 2]
     assert all(np.isfinite(line["loss"]) for line in metrics(run))
     assert 0 <= epochs[-1]["20-nn"] <= 100
 
 
+@pytest.mark.usefixtures("all_rows")
 def test_a_run_folder_holds_what_it_should(bars: Path, tmp_path: Path) -> None:
     run = cmsf.train("cmsf-self-small", bars, tmp_path / "run", quiet=True, seed=5, **TINY)
     names = {path.name for path in run.path.iterdir()}
@@ -68,9 +82,8 @@ def test_a_run_folder_holds_what_it_should(bars: Path, tmp_path: Path) -> None:
         assert line["loss"] == pytest.approx((line["loss_unconstrained"] + line["loss_constrained"]) / 2, abs=1e-5)
 
 
-def test_in_the_first_epoch_nothing_is_constrained_and_afterwards_it_is(bars: Path, tmp_path: Path) -> None:
-    run = cmsf.train("cmsf-self-small", bars, tmp_path / "run", quiet=True, **TINY)
-    first, *later = metrics(run, "epoch")
+def test_in_the_first_epoch_nothing_is_constrained_and_afterwards_it_is(trained: Callable[[str], cmsf.Run]) -> None:
+    first, *later = metrics(trained("cmsf-self"), "epoch")
     assert first["loss_constrained"] == first["loss_unconstrained"]
     assert first["rank_mean"] == 5
     assert all(line["loss_constrained"] != line["loss_unconstrained"] for line in later)
@@ -87,9 +100,10 @@ def test_the_same_seed_gives_the_same_run_and_another_another(bars: Path, tmp_pa
 
 @pytest.mark.parametrize("method", ["cmsf-self", "cmsf-sup"])
 @pytest.mark.parametrize("stopped_at", [6, 8])  # in the middle and at the end of the second epoch
-def test_a_stopped_run_resumes_bit_for_bit(method: str, stopped_at: int, bars: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_resumes_bit_for_bit(
+    method: str, stopped_at: int, bars: Path, trained: Callable[[str], cmsf.Run], tmp_path: Path
+) -> None:
     arguments = (f"{method}-small", bars)
-    whole = cmsf.train(*arguments, tmp_path / "whole", quiet=True, **TINY)
     with pytest.raises(Stopped, match="SIGTERM"):
         cmsf.train(*arguments, tmp_path / "parts", screen=StopAt(stopped_at, signal.SIGTERM), **TINY)
     unfinished = cmsf.Run(tmp_path / "parts")
@@ -98,7 +112,7 @@ def test_a_stopped_run_resumes_bit_for_bit(method: str, stopped_at: int, bars: P
     # What a run wrote after its last checkpoint is written again, not twice.
     with unfinished.folder.metrics_file.open("a") as file:
         file.write('{"kind": "step", "step": 999}\n')
-    assert_same_run(whole, cmsf.train(*arguments, tmp_path / "parts", quiet=True, **TINY))
+    assert_same_run(trained(method), cmsf.train(*arguments, tmp_path / "parts", quiet=True, **TINY))
 
 
 def test_a_run_follows_its_schedule_and_takes_every_epoch_in_another_order(
@@ -123,8 +137,8 @@ def test_a_run_follows_its_schedule_and_takes_every_epoch_in_another_order(
     assert orders[0] != orders[1] != orders[2]
 
 
-def test_the_saved_network_is_the_online_one(bars: Path, tmp_path: Path) -> None:
-    run = cmsf.train("msf-small", bars, tmp_path / "run", quiet=True, **TINY)
+def test_the_saved_network_is_the_online_one(trained: Callable[[str], cmsf.Run]) -> None:
+    run = trained("msf")
     trained = state(run)["encoders"]
     for name, value in load_file(run.folder.backbone_file).items():
         assert torch.equal(value, trained[f"online.backbone.{name}"])
@@ -132,18 +146,20 @@ def test_the_saved_network_is_the_online_one(bars: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("method", ["byol", "msf", "cmsf-self"])
-def test_the_truth_cannot_reach_a_loss_that_is_not_told_it(method: str, bars: Path, tmp_path: Path) -> None:
+def test_the_truth_cannot_reach_a_loss_that_is_not_told_it(
+    method: str, bars: Path, trained: Callable[[str], cmsf.Run], tmp_path: Path
+) -> None:
     arrays = dict(np.load(bars))
     shuffled = tmp_path / "bars.npz"
     np.savez(shuffled, **(arrays | {"y": np.random.default_rng(0).permutation(arrays["y"])}))
-    true = cmsf.train(f"{method}-small", bars, tmp_path / "true", quiet=True, **TINY)
+    true = trained(method)
     false = cmsf.train(f"{method}-small", shuffled, tmp_path / "false", quiet=True, **TINY)
     assert_same(load_file(true.folder.backbone_file), load_file(false.folder.backbone_file))
     assert true.evaluate("knn") != false.evaluate("knn")
 
 
-def test_the_number_in_training_is_the_number_afterwards(bars: Path, tmp_path: Path) -> None:
-    run = cmsf.train("cmsf-self-small", bars, tmp_path / "run", quiet=True, **TINY)
+def test_the_number_in_training_is_the_number_afterwards(trained: Callable[[str], cmsf.Run]) -> None:
+    run = trained("cmsf-self")
     shown = metrics(run, "epoch")[-1]
     accuracy = cmsf.Run(run.path).evaluate("knn")
     assert accuracy == {name: shown[name] for name in accuracy}
@@ -161,9 +177,8 @@ def test_the_default_folder_is_named_after_the_recipe_or_its_file(
     assert cmsf.train("mine.yaml", bars, quiet=True, **TINY).path == Path("runs/mine")
 
 
-def test_a_loaded_backbone_is_a_plain_module_in_eval_mode(bars: Path, tmp_path: Path) -> None:
-    run = cmsf.train("msf-small", bars, tmp_path / "run", quiet=True, **TINY)
-    backbone = cmsf.load(run.path)
+def test_a_loaded_backbone_is_a_plain_module_in_eval_mode(trained: Callable[[str], cmsf.Run]) -> None:
+    backbone = cmsf.load(trained("msf").path)
     assert not backbone.training
     assert backbone(torch.zeros(2, 3, 16, 16)).shape == (2, 128)
 
@@ -175,6 +190,7 @@ def test_labels_make_what_is_learned_better_than_what_was_there(bars: Path, tmp_
     assert trained > 80
 
 
+@pytest.mark.usefixtures("all_rows")
 def test_a_folder_of_eighty_photos_just_works(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", per_class=20, classes=4)
     run = cmsf.train("cmsf-self", photos, tmp_path / "run", quiet=True, epochs=1, size=32)
@@ -183,6 +199,7 @@ def test_a_folder_of_eighty_photos_just_works(tmp_path: Path) -> None:
     assert run.evaluate("knn")["1-nn"] >= 0
 
 
+@pytest.mark.usefixtures("all_rows")
 def test_unlabelled_images_are_learned_from_and_not_judged(tmp_path: Path) -> None:
     data = write_npz(tmp_path / "bars.npz", labelled=False)
     run = cmsf.train("cmsf-self-small", data, tmp_path / "run", quiet=True, **TINY)

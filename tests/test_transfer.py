@@ -248,7 +248,10 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 16, 5), nn.ReLU(), nn.AdaptiveAvgPool2d(3), nn.Flatten())
 
 
-def test_a_suite_is_searched_and_judged_and_test_labels_decide_nothing(birds: Path, tmp_path: Path) -> None:
+def test_a_suite_is_searched_and_judged_and_test_labels_decide_nothing(
+    birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cmsf.evaluation.transfer.trial._ITERATIONS", (1, 32))
     said: list[str] = []
     suite = read_suite(suite_file(birds.parent, "birds: birds\nsame: {data: birds, measure: mean per class}\n"))
     tuner = make_tuner(tmp_path / "kept", trials=6, processes=1, seed=0, storage=None, ray=False)
