@@ -42,9 +42,6 @@ ROWS = {
     "startup": Row("Starting", "loading torch", ("startup.py",)),
     "search": Row("Searching the bank", _PRODUCT, ("search.py",)),
     "overhead": Row("Search and bank in a step of ResNet-50", _PRODUCT, ("overhead.py",)),
-    "busy": Row("Training beside other work", "the fair share of the cores", ("busy.py", "--rounds", "3")),
-    "views": Row("Making views at 32 px", "–", ("data.py", "--part", "A"), takes_images=True),
-    "photos": Row("Reading JPEGs into views at 224 px", "decoding", ("data.py", "--part", "B")),
     "training-small-32": Row(
         "Training the small residual net, 32 px", _NETWORK, ("training.py", "--net", "small-32"), takes_images=True
     ),
@@ -61,13 +58,16 @@ ROWS = {
         "Training a ResNet-50 from JPEGs, 224 px", _NETWORK, ("training.py", "--net", "resnet50-224")
     ),
     "limit": Row("Raising the limit", "the processor", ("limit.py",)),
-    "evaluation": Row("k-NN and the linear fit", _PRODUCT, ("evaluation.py",)),
-    "transfer": Row("A transfer search of 200 trials", "the fits that are not pruned", ("transfer.py",)),
-    "report": Row("The report's analysis and page", _PRODUCT, ("report.py",)),
-    "saving": Row("Saving checkpoints", "the copy of the state in memory", ("saving.py", "--rounds", "3")),
-    "ranks": Row("Searching the bank with two processes", "half of one process's time", ("ranks.py",)),
+    "busy": Row("Training beside other work", "the fair share of the cores", ("busy.py", "--rounds", "3")),
     "memory": Row("Memory", "the parts that have to be there", ("memory.py",)),
     "growth": Row("Growth with the number of images", "–", ("growth.py",)),
+    "evaluation": Row("k-NN and the linear fit", _PRODUCT, ("evaluation.py",)),
+    "ranks": Row("Searching the bank with two processes", "half of one process's time", ("ranks.py",)),
+    "report": Row("The report's analysis and page", _PRODUCT, ("report.py",)),
+    "views": Row("Making views at 32 px", "–", ("data.py", "--part", "A"), takes_images=True),
+    "photos": Row("Reading JPEGs into views at 224 px", "decoding", ("data.py", "--part", "B")),
+    "transfer": Row("A transfer search of 200 trials", "the fits that are not pruned", ("transfer.py",)),
+    "saving": Row("Saving checkpoints", "the copy of the state in memory", ("saving.py", "--rounds", "3")),
 }
 
 
