@@ -66,13 +66,13 @@ ROWS = {
     "report": Row("The report's analysis and page", _PRODUCT, ("report.py",)),
     "views": Row("Making views at 32 px", "–", ("data.py", "--part", "A"), takes_images=True),
     "photos": Row("Reading JPEGs into views at 224 px", "decoding", ("data.py", "--part", "B")),
-    "transfer": Row("A transfer search of 200 trials", "the fits that are not pruned", ("transfer.py",)),
+    "transfer": Row("A transfer search of 60 trials", "the fits that are not pruned", ("transfer.py",)),
     "saving": Row("Saving checkpoints", "the copy of the state in memory", ("saving.py", "--rounds", "3")),
 }
 
 
 def run(name: str, row: Row, cifar: Path | None) -> None:
-    out = RESULTS / f"{name}.json"
+    out = RESULTS / f".{name}.json"  # a row that is stopped leaves no file of its own
     images = ["--cifar", str(cifar)] if row.takes_images and cifar is not None else []
     command = [sys.executable, str(BENCH / row.command[0]), *row.command[1:], *images, "--out", str(out)]
     # All contestants wait alike: threads that spin would slow those that have worker processes beside them.
@@ -85,6 +85,7 @@ def run(name: str, row: Row, cifar: Path | None) -> None:
     found: dict[str, Any] = json.loads(out.read_text())
     found["minutes"] = round((time.monotonic() - start) / 60, 1)
     out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    out.rename(RESULTS / f"{name}.json")
 
 
 def main() -> None:
