@@ -4,7 +4,8 @@
 
 `cmsf train cmsf-self` on 3,000 images of the embedded sample, with all cores, in the images a second of its second
 epoch. Beside it run none, one, two or four processes that compute without end. The contestants are the command as it is
-(threads that wait sleep), and threads that spin as long as OpenMP has it by default (GOMP_SPINCOUNT=300000). The limit
+(threads that wait sleep), and, alone and beside two, threads that spin as long as OpenMP has it by default
+(GOMP_SPINCOUNT=300000); one that is not done after 100 s is given up. The limit
 beside n processes is the fair share of c cores: c / (c + n) of the idle throughput.
 """
 

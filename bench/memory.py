@@ -62,7 +62,8 @@ def train(backbone: str, size: int, batch: int, images: int, bank: int, steps: i
     learner.views = {FIRST: lambda *_: views[0], SECOND: lambda *_: views[1]}  # type: ignore[dict-item]
 
     kept: dict[int, int] = {}
-    own = {parameter.untyped_storage().data_ptr() for parameter in learner.encoders.parameters()}
+    counted = [*learner.encoders.parameters(), *views]
+    own = {tensor.untyped_storage().data_ptr() for tensor in counted}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()

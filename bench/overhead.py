@@ -49,8 +49,9 @@ def paper_learner(method: str) -> Learner:
     for index in torch.arange(BANK).split(4000):
         companion = unit_vectors(len(index)) if learner.bank.companion is not None else None
         learner.bank.enqueue(Rows(unit_vectors(len(index)), index, None, companion))
-    if hasattr(learner.supervision, "companion_cache"):
-        for part in learner.supervision.companion_cache.embedding.split(4000):
+    cache = learner.supervision.companion_cache
+    if cache is not None:
+        for part in cache.embedding.split(4000):
             part.copy_(unit_vectors(len(part)))
     return learner
 

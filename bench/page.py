@@ -24,9 +24,9 @@ def write_page(path: Path, rows: Sequence[tuple[str, str, str, Found | None]]) -
     parts = [HEAD]
     machines = sorted({_machine(found) for _, _, _, found in rows if found is not None})
     parts.append("\n".join(["Machine and versions:", "", *(f"- {machine}" for machine in machines)]))
-    missed = sum(not target["met"] for _, _, _, found in rows if found for target in find_targets(found))
-    wanted = sum(1 for _, _, _, found in rows if found for _ in find_targets(found))
-    parts.append(f"{wanted - missed} of {wanted} goals are met. Misses are marked, and explained at the end.")
+    goals = [target["met"] for _, _, _, found in rows if found for target in find_targets(found)]
+    judged = [met for met in goals if met is not None]
+    parts.append(f"{sum(judged)} of {len(judged)} goals are met. Misses are marked, and explained at the end.")
     for title, limit, name, found in rows:
         parts.append(_section(title, limit, name, found))
     remarks = path.parent / "results" / "bench" / "remarks.md"
@@ -54,8 +54,10 @@ def _section(title: str, limit: str, name: str, found: Found | None) -> str:
     lines += [f"Limit: {limit}. File: [{name}](results/bench/{name}.json), {found['begun'][:10]}.{busy}", ""]
     lines += ["| what | figure | | goal | |", "| --- | ---: | --- | --- | --- |"]
     for target in find_targets(found):
-        goal = f"{'at most' if target['at_most'] else 'at least'} {_number(target['wanted'])}"
-        met = "met" if target["met"] else "**missed**"
+        goal = met = "–"
+        if target["wanted"] is not None:
+            goal = f"{'at most' if target['at_most'] else 'at least'} {_number(target['wanted'])}"
+            met = "met" if target["met"] else "**missed**"
         lines.append(f"| {target['what']} | {_number(target['reached'])} | {target['unit']} | {goal} | {met} |")
     if name == "growth":
         lines += ["", "![time and memory by the number of images, on logarithmic axes](images/growth.png)"]

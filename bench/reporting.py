@@ -28,19 +28,24 @@ class Target:
 
     what: str
     reached: float
-    wanted: float
+    wanted: float | None
+    """None: a figure that is told and not judged."""
     unit: str = ""
     """What a reached 1 would be, such as the limit or another's speed."""
     at_most: bool = False
 
     @property
-    def met(self) -> bool:
+    def met(self) -> bool | None:
+        if self.wanted is None:
+            return None
         return self.reached <= self.wanted if self.at_most else self.reached >= self.wanted
 
     def record(self) -> dict[str, Any]:
         return asdict(self) | {"met": self.met}
 
     def __str__(self) -> str:
+        if self.wanted is None:
+            return f"{self.what}: {self.reached:,.3g} {self.unit}"
         goal = f"{'at most' if self.at_most else 'at least'} {self.wanted:,.3g}"
         return f"{self.what}: {self.reached:,.3g} {self.unit}, wanted {goal}: {'met' if self.met else 'missed'}"
 

@@ -71,7 +71,8 @@ ROWS = {
 }
 
 
-def run(name: str, row: Row, cifar: Path | None) -> None:
+def run(name: str, row: Row, cifar: Path | None) -> bool:
+    """Measures a row and writes its file; returns whether it succeeded."""
     out = RESULTS / f".{name}.json"  # a row that is stopped leaves no file of its own
     images = ["--cifar", str(cifar)] if row.takes_images and cifar is not None else []
     command = [sys.executable, str(BENCH / row.command[0]), *row.command[1:], *images, "--out", str(out)]
@@ -81,11 +82,12 @@ def run(name: str, row: Row, cifar: Path | None) -> None:
     start = time.monotonic()
     if subprocess.run(command, env=environment, check=False).returncode:
         print(f"{name} failed; go on with `make bench ROW={name}`", file=sys.stderr)
-        return
+        return False
     found: dict[str, Any] = json.loads(out.read_text())
     found["minutes"] = round((time.monotonic() - start) / 60, 1)
     out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     out.rename(RESULTS / f"{name}.json")
+    return True
 
 
 def main() -> None:
@@ -95,10 +97,11 @@ def main() -> None:
     parser.add_argument("--cifar", type=Path, help="an .npz with CIFAR-10's x_train; else made-up images")
     given = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
+    succeeded = True
     for name, row in ROWS.items():
         wanted = name in given.row if given.row else not (RESULTS / f"{name}.json").exists()
         if wanted and not given.page:
-            run(name, row, given.cifar)
+            succeeded &= run(name, row, given.cifar)
     found = {name: RESULTS / f"{name}.json" for name in ROWS}
     write_page(
         PAGE,
@@ -107,6 +110,7 @@ def main() -> None:
             for name, row in ROWS.items()
         ],
     )
+    sys.exit(0 if succeeded else 1)
 
 
 if __name__ == "__main__":

@@ -34,14 +34,14 @@ GROWTH = (8_000, 32_000, 128_000, 512_000, 1_000_000)
 COMPANION_K = 10
 Job = Callable[[], Any]
 
-# What it is, how many classes, how it is searched, how many neighbours, the goal in products, the goal in dense times.
-SEARCHES: dict[str, tuple[int, Constraint, int | None, float | None, float | None]] = {
-    "unconstrained": (1000, Unconstrained(), 5, 1.15, 3.5),
-    "near companions": (1000, NearCompanion(COMPANION_K), 5, None, None),
-    "same label, 1,000 classes": (1000, SameLabel(), 10, 0.1, 20),
-    "same label, 10 classes": (10, SameLabel(), 10, 0.3, None),
-    "all of a label, 1,000 classes": (1000, SameLabel(), None, 0.05, None),
-    "all of a label, 10 classes": (10, SameLabel(), None, 0.05, None),
+# What it is, how many classes, how it is searched, how many neighbours, the goal in products.
+SEARCHES: dict[str, tuple[int, Constraint, int | None, float | None]] = {
+    "unconstrained": (1000, Unconstrained(), 5, 1.15),
+    "near companions": (1000, NearCompanion(COMPANION_K), 5, None),
+    "same label, 1,000 classes": (1000, SameLabel(), 10, 0.1),
+    "same label, 10 classes": (10, SameLabel(), 10, 0.3),
+    "all of a label, 1,000 classes": (1000, SameLabel(), None, 0.05),
+    "all of a label, 10 classes": (10, SameLabel(), None, 0.05),
 }
 
 
@@ -63,7 +63,13 @@ def make_bank(size: int, classes: int) -> tuple[MemoryBank, Rows]:
 
 def ours(bank: MemoryBank, query: Rows, constraint: Constraint, k: int | None) -> Job:
     prediction = query.embedding.clone().requires_grad_()
-    return lambda: constrained_mean_shift(prediction, query, bank, constraint, k)[0].backward()
+
+    def run() -> None:
+        if k is None:  # their sums are kept up to date as rows come and go, so that belongs to their cost
+            bank.enqueue(query)
+        constrained_mean_shift(prediction, query, bank, constraint, k)[0].backward()
+
+    return run
 
 
 def dense(bank: MemoryBank, query: Rows, constraint: Constraint, k: int) -> Job:
@@ -71,13 +77,13 @@ def dense(bank: MemoryBank, query: Rows, constraint: Constraint, k: int) -> Job:
     rows = bank.rows()
 
     def run() -> None:
-        mask = torch.ones(len(query), len(rows), dtype=torch.bool)
+        similarity = query.embedding @ rows.embedding.T
         if isinstance(constraint, SameLabel):
-            mask = query.label[:, None] == rows.label
+            similarity = similarity.masked_fill(query.label[:, None] != rows.label, -torch.inf)
         if isinstance(constraint, NearCompanion):
             near = (query.companion @ rows.companion.T).topk(constraint.k, dim=1).indices
-            mask = torch.zeros_like(mask).scatter_(1, near, True)
-        similarity = (query.embedding @ rows.embedding.T).masked_fill(~mask, -torch.inf)
+            mask = torch.ones_like(similarity, dtype=torch.bool).scatter_(1, near, False)
+            similarity = similarity.masked_fill(mask, -torch.inf)
         chosen = similarity.topk(min(k, constraint.k or k) if isinstance(constraint, NearCompanion) else k, dim=1)
         distance = 2 - 2 * prediction @ rows.embedding.T
         distance.gather(1, chosen.indices).mean().backward()
@@ -126,7 +132,7 @@ def measure(rounds: int) -> dict[str, Any]:
             for name, constraint in (("unconstrained", Unconstrained()), ("self", NearCompanion(COMPANION_K))):
                 jobs[f"dense, {name}"] = dense(bank, query, constraint, 5)
             jobs["dense, same label"] = dense(bank, query, SameLabel(), 10)
-        for name, (count, constraint, k, _, _) in SEARCHES.items():
+        for name, (count, constraint, k, _) in SEARCHES.items():
             if count == classes:
                 jobs[name] = ours(bank, query, constraint, k)
     spent = seconds(jobs, rounds)
@@ -136,7 +142,7 @@ def measure(rounds: int) -> dict[str, Any]:
     times = "times the product"
     targets = [
         Target(name, spent[name] / limit, goal, times, at_most=True)
-        for name, (_, _, _, goal, _) in SEARCHES.items()
+        for name, (_, _, _, goal) in SEARCHES.items()
         if goal is not None
     ]
     targets += [

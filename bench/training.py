@@ -2,13 +2,13 @@
 
     python bench/training.py --net small-32 --out docs/results/bench/training-small-32.json
 
-A step of BYOL with BYOL's views. cmsf's `byol` is asymmetric: one view goes through the online network and back, the
-other through the target. lightly is measured as its examples have it, BYOL and NNCLR, both symmetric: both views
-through the networks and back, so twice the passes an image; and with its BYOL made asymmetric, which is even. Each has
-its best number of threads in the main process, of one and all cores where images are small; two workers decode for
-lightly, and for cmsf where images are files. "Model alone" is cmsf's step with views that are there beforehand: no
-data pipeline can be faster. bf16 is what `--precision auto` picks on processors that have instructions for it; lightly
-computes in fp32, as its examples do.
+A step of BYOL, with BYOL's views at 32 px and the paper's of photos. cmsf's `byol` is asymmetric: one view goes
+through the online network and back, the other through the target. lightly is measured as its examples have it, BYOL and
+NNCLR, both symmetric: both views through the networks and back, so twice the passes an image; and with its BYOL made
+asymmetric, which is even. Each has its best number of threads in the main process, of one and all cores where images
+are small; two workers decode for lightly, and for cmsf where images are files. "Model alone" is cmsf's step with views
+that are there beforehand: no data pipeline can be faster. bf16 is what `--precision auto` picks on processors that have
+instructions for it; lightly computes in fp32, as its examples do.
 
 Contestants take turns in every round; a figure is the median of the rounds.
 """
@@ -107,7 +107,9 @@ def targets(race: Race, results: dict[str, Result], precision: str) -> list[Targ
     found = []
     for name in dict.fromkeys(("fp32", precision)):
         mine = results[f"{CMSF}, {name}"]
-        found += [Target(f"cmsf in {name}", mine.times(fastest(peer)), goals[peer], f"times {peer}") for peer in goals]
+        found += [
+            Target(f"cmsf in {name}", mine.times(fastest(peer)), goals[peer], f"times {peer} in fp32") for peer in goals
+        ]
         limit = results[f"{ALONE}, {name}"]
         found.append(Target(f"cmsf in {name}", mine.times(limit), race.of_limit, "of the model alone"))
     return found

@@ -228,3 +228,12 @@ def test_precision_auto_is_bf16_where_the_processor_has_instructions_for_it_and_
     cmsf.train("msf-small", bars, tmp_path / "run", device="cpu", **(SMALL | {"epochs": 1, "precision": "auto"}))
     assert f"--precision auto is {picked} here: as the run began" in capsys.readouterr().err
     assert cmsf.Recipe().precision == "fp32"
+
+
+def test_a_stopped_run_may_be_resumed_with_precision_auto(bars: Path, tmp_path: Path) -> None:
+    settings = SMALL | {"precision": "auto"}
+    with pytest.raises(Stopped):
+        cmsf.train("msf-small", bars, tmp_path / "run", screen=StopAt(6, signal.SIGTERM), **settings)
+    with pytest.raises(cmsf.BadInput, match="precision: fp64 against"):
+        cmsf.resume(tmp_path / "run", precision="fp64", quiet=True)
+    assert cmsf.resume(tmp_path / "run", precision="auto", quiet=True).folder.is_complete()

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import oracle
 import pytest
 import torch
@@ -143,7 +145,7 @@ def test_cutting_the_search_into_blocks_changes_nothing(
 ) -> None:
     rows = random_rows(50, seed=2, unknown=0.2)
     whole = search(rows, rows, constraint, 5)
-    sizes = ((search_module, "MAX_BLOCK", 120), (topk, "MAX_BLOCK", 120), (topk, "_COLUMNS", 7))
+    sizes = ((search_module, "MAX_BLOCK", 120), (topk, "_CACHED", 120), (topk, "_COLUMNS", 7))
     for module, name, size in (*sizes, (search_module, "_GATHERED", 2)):
         monkeypatch.setattr(module, name, size)
         blocks = search(rows, rows, constraint, 5)
@@ -209,3 +211,21 @@ def test_an_empty_bank_has_no_neighbours_for_anybody(constraint: Constraint, k: 
         assert (found.row is None) if k is None else (found.row == UNKNOWN).all()
         with pytest.raises(ValueError, match=r"5 of 5 queries .* are not in the bank"):
             search(query, rows, constraint, k)
+
+
+def test_a_row_of_the_query_under_another_label_rules_out_nobody_else() -> None:
+    """A search before the image enters again: its old row has the old label, and is in the C_i of that one alone."""
+    rows = Rows(torch.eye(6)[[0, 1, 2, 0, 1, 2]], torch.arange(6), torch.tensor([0, 0, 0, 1, 1, 1]))
+    query = Rows(torch.eye(6)[[0, 0]], torch.tensor([0, 3]), torch.tensor([1, 1]))  # image 0 was of label 0
+    found = search(query, rows, SameLabel(), 3, include_query=False)
+    assert found.row[0].tolist() == [3, 4, 5]
+    assert found.row[1].tolist() == [4, 5, UNKNOWN]
+
+
+def test_a_changed_copy_of_a_banks_rows_has_sums_of_its_own() -> None:
+    bank = MemoryBank(4, 2)
+    rows = Rows(torch.eye(2)[[0, 1, 0, 1]], torch.arange(4), torch.tensor([0, 0, 1, 1]))
+    bank.enqueue(rows)
+    bank.search(rows, SameLabel(), None)
+    changed = replace(bank.rows(), label=torch.tensor([0, 1, 0, 1]))
+    assert torch.equal(search(changed, changed, SameLabel(), None).mean, rows.embedding)

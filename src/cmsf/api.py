@@ -205,6 +205,8 @@ def resume(
     named = {name: getattr(DataConfig.resolve(**sources), name) for name, value in sources.items() if value is not None}
     options = british(options)
     named |= {name: options.pop(name) for name in [*options] if name in asdict(previous.recipe)}
+    if named.get("precision") == AUTO:  # which the run has settled
+        del named["precision"]
     recorded = asdict(data_config) | asdict(previous.recipe)
     differences = [
         f"{name}: {value} against {recorded[name]}" for name, value in named.items() if value != recorded[name]

@@ -129,10 +129,10 @@ def k_nearest(
     number = torch.arange(len(train), device=train.device)
     left_out = torch.full((len(query),), UNKNOWN, device=train.device) if own is None else own.to(train.device)
     k, others = min(k, len(train) - (own is not None)), OwnRow(left_out, included=False)
-    nearest = nearest_vectors(
-        query, train, every_row, number, k, others, lambda blocks: track(blocks, "neighbours", len(blocks))
-    )
-    for part, near in zip(query.split(_CHUNK), nearest.split(_CHUNK), strict=True):
+    starts = range(0, len(query), _CHUNK)
+    for start in track(starts, "neighbours", len(starts)):
+        part = slice(start, start + _CHUNK)
+        near = nearest_vectors(query[part], train, every_row, number, k, others[part])
         # As train[near], which would take twice as long: a row is copied whole.
         vector = embedding(near, train)
-        yield near.cpu(), (vector @ part[:, :, None])[:, :, 0].cpu().double()
+        yield near.cpu(), (vector @ query[part][:, :, None])[:, :, 0].cpu().double()

@@ -92,7 +92,8 @@ class MemoryBank(nn.Module):
         """Returns the rows written so far, valid until the next enqueue; retired ones have index UNKNOWN."""
         written = slice(self.written)
         companion = None if self.companion is None else self.companion[written]
-        return Rows(self.embedding[written], self.index[written], self.label[written], companion, self.label_sums)
+        rows = Rows(self.embedding[written], self.index[written], self.label[written], companion)
+        return rows.with_label_sums(self.label_sums)
 
     @torch.no_grad()
     def search(self, query: Rows, constraint: Constraint, k: int | None, include_query: bool = True) -> Neighbours:

@@ -50,7 +50,7 @@ class ShardedBank(MemoryBank):
         """Returns the rows of this shard that are written."""
         index, label = (self.world.shard(column[: self.written]) for column in (self.index, self.label))
         companion = None if self.companion is None else self.companion[: len(index)]
-        return Rows(self.embedding[: len(index)], index, label, companion, self.label_sums)
+        return Rows(self.embedding[: len(index)], index, label, companion).with_label_sums(self.label_sums)
 
     @torch.no_grad()
     def search(self, query: Rows, constraint: Constraint, k: int | None, include_query: bool = True) -> Neighbours:

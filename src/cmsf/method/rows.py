@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,14 +21,14 @@ class Rows:
     label: the class used in training, UNKNOWN where there is none. Not the truth: that is for analysis alone.
     companion: another view of the same image, w in the paper; a row of NaN where there is none, so that a
         companion used by mistake shows.
-    label_sums: the sums of all embeddings by label, where a bank keeps them.
+    label_sums: the sums of all embeddings by label, set by a bank that keeps them; other rows have none.
     """
 
     embedding: Float[Tensor, "n d"]
     index: Int[Tensor, " n"]
     label: Int[Tensor, " n"] | None = None
     companion: Float[Tensor, "n e"] | None = None
-    label_sums: LabelSums | None = None
+    label_sums: LabelSums | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -37,6 +37,11 @@ class Rows:
         label = None if self.label is None else self.label[chosen]
         companion = None if self.companion is None else self.companion[chosen]
         return Rows(self.embedding[chosen], self.index[chosen], label, companion)
+
+    def with_label_sums(self, sums: LabelSums | None) -> Rows:
+        """Sets the sums of these very rows. They are not an argument, so a changed copy of the rows has none."""
+        object.__setattr__(self, "label_sums", sums)
+        return self
 
     @property
     def exists(self) -> Bool[Tensor, " n"]:

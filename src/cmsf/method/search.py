@@ -167,7 +167,8 @@ class RowsOfLabel(Candidates):
         first = size.cumsum(0) - size
         column = torch.full_like(held, UNKNOWN)
         column[member] = torch.arange(len(member), device=member.device) - first[group_of_row[member]]
-        own_column = torch.where(own.position == UNKNOWN, UNKNOWN, column[own.position])
+        is_candidate = (own.position != UNKNOWN) & (held[own.position] == asked)
+        own_column = torch.where(is_candidate, column[own.position], UNKNOWN)
 
         queries = group.argsort(stable=True).split(group.bincount().tolist())
         members = member.split(size.tolist())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +12,9 @@ from cmsf.utils.constants import UNKNOWN
 
 MAX_BLOCK = 2**26
 """How many numbers one block of the search may hold: 256 MB of float32."""
-_COLUMNS = 2**14
-"""How many rows of the bank one product takes at most: 16 MB for a batch of 256."""
+_COLUMNS, _CACHED = 2**14, 2**22
+"""On a CPU, how many vectors one product takes at most, and how many numbers it gives: 16 MB, which stay in its cache.
+Other devices have no use for small blocks."""
 _GROUP = 16
 """How many columns share one maximum, by which the search rules most of them out."""
 _WORTH_GROUPS = 32
@@ -51,21 +51,18 @@ def nearest_vectors(
     index: Int[Tensor, " n"],
     k: int,
     own: OwnRow,
-    progress: Callable[[range], Iterable[int]] = iter,
 ) -> Int[Tensor, "b k"]:
-    """Returns the k allowed vectors of greatest dot product; equal ones by lower index; UNKNOWN where they run out.
-
-    progress: wraps the iteration over blocks, to show how far it is.
-    """
+    """Returns the k allowed vectors of greatest dot product; equal ones by lower index; UNKNOWN where they run out."""
     if not len(among):
         return torch.full((len(vector), k), UNKNOWN, device=vector.device)
     position = torch.where((own.position != UNKNOWN) & allowed[own.position], own.position, UNKNOWN)
     # One memory for all blocks: to be given a new one takes a quarter of the time of its product.
-    columns = min(len(among), _COLUMNS)
-    step = max(1, MAX_BLOCK // columns)
+    on_cpu = among.device.type == "cpu"
+    columns = min(len(among), _COLUMNS) if on_cpu else len(among)
+    step = max(1, (_CACHED if on_cpu else MAX_BLOCK) // columns)
     memory = vector.new_empty(min(step, len(vector)) * columns)
     found = []
-    for start in progress(range(0, len(vector), step)):
+    for start in range(0, len(vector), step):
         part = slice(start, start + step)
         values, places = [], []
         # A block of columns is still in the processor's cache when its greatest are taken.

@@ -51,11 +51,13 @@ class Precision:
 def pick_precision(device: torch.device) -> tuple[Name, str]:
     """Returns the fastest precision that learns as well as fp32, and why (docs/decisions/33-precision-auto.md)."""
     if device.type == "cuda":
-        if torch.cuda.is_bf16_supported(including_emulation=False):
-            return "bf16", "this GPU has bf16"
-        return "fp32", "this GPU has no bf16"
+        with torch.cuda.device(device):
+            supported = torch.cuda.is_bf16_supported(including_emulation=False)
+        return ("bf16", "this GPU has bf16") if supported else ("fp32", "this GPU has no bf16")
     if device.type == "cpu":
-        capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+        if not hasattr(torch.cpu, "get_capabilities"):
+            return "fp32", f"torch {torch.__version__} does not say whether the processor has bf16"
+        capabilities = torch.cpu.get_capabilities()
         for name, usual in _BF16_INSTRUCTIONS.items():
             if capabilities.get(name):
                 return "bf16", f"this processor has {usual}"
