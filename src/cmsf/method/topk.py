@@ -12,9 +12,9 @@ from cmsf.utils.constants import UNKNOWN
 
 MAX_BLOCK = 2**26
 """How many numbers one block of the search may hold: 256 MB of float32."""
-_COLUMNS, _CACHED = 2**14, 2**22
-"""On a CPU, how many vectors one product takes at most, and how many numbers it gives: 16 MB, which stay in its cache.
-Other devices have no use for small blocks."""
+_CACHED, _COLUMNS = 2**22, 2**14
+"""On a CPU, how many numbers one product gives at most: 16 MB, which stay in its cache; and of how many vectors, where
+queries are many. Other devices have no use for small blocks."""
 _GROUP = 16
 """How many columns share one maximum, by which the search rules most of them out."""
 _WORTH_GROUPS = 32
@@ -58,7 +58,7 @@ def nearest_vectors(
     position = torch.where((own.position != UNKNOWN) & allowed[own.position], own.position, UNKNOWN)
     # One memory for all blocks: to be given a new one takes a quarter of the time of its product.
     on_cpu = among.device.type == "cpu"
-    columns = min(len(among), _COLUMNS) if on_cpu else len(among)
+    columns = min(len(among), max(_COLUMNS, _CACHED // len(vector))) if on_cpu and len(vector) else len(among)
     step = max(1, (_CACHED if on_cpu else MAX_BLOCK) // columns)
     memory = vector.new_empty(min(step, len(vector)) * columns)
     found = []
