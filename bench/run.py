@@ -55,7 +55,7 @@ ROWS = {
         "Training a ResNet-18 from JPEGs, 128 px", _NETWORK, ("training.py", "--net", "resnet18-128")
     ),
     "training-resnet50-224": Row(
-        "Training a ResNet-50 from JPEGs, 224 px", _NETWORK, ("training.py", "--net", "resnet50-224")
+        "Training a ResNet-50 from JPEGs, 224 px", _NETWORK, ("training.py", "--net", "resnet50-224", "--rounds", "3")
     ),
     "limit": Row("Raising the limit", "the processor", ("limit.py",)),
     "busy": Row("Training beside other work", "the fair share of the cores", ("busy.py", "--rounds", "3")),
