@@ -1,10 +1,10 @@
-"""What training keeps of its speed beside other work, and what sleeping threads cost on an idle machine.
+"""What training keeps of its speed beside other work, and what brief spinning costs on an idle machine.
 
     python bench/busy.py --out docs/results/bench/busy.json
 
 `cmsf train cmsf-self` on 3,000 images of the embedded sample, with all cores, in the images a second of its second
 epoch. Beside it run none, one, two or four processes that compute without end. The contestants are the command as it is
-(threads that wait sleep), and, alone and beside two, threads that spin as long as OpenMP has it by default
+(threads that wait soon sleep), and, alone and beside two, threads that spin as long as OpenMP has it by default
 (GOMP_SPINCOUNT=300000); one that is not done after 100 s is given up. The limit
 beside n processes is the fair share of c cores: c / (c + n) of the idle throughput.
 """
@@ -26,7 +26,7 @@ import numpy as np
 from reporting import Target, measure_from_command_line
 
 IMAGES, BUSY = 3000, (0, 1, 2, 4)
-WAYS = {"sleeping": {}, "spinning": {"GOMP_SPINCOUNT": "300000"}}
+WAYS = {"brief": {}, "spinning": {"GOMP_SPINCOUNT": "300000"}}
 SPINNING_BESIDE = (0, 2)
 """Beside how many processes spinning is measured: once is enough to see it, and it takes long."""
 SLOWEST = 100.0
@@ -58,16 +58,14 @@ def measure(rounds: int) -> dict[str, Any]:
             np.savez(data, x=arrays["x_train"][:IMAGES], y=arrays["y_train"][:IMAGES])
         for turn in range(rounds):
             for busy in BUSY:
-                for way in WAYS if busy in SPINNING_BESIDE else ("sleeping",):
+                for way in WAYS if busy in SPINNING_BESIDE else ("brief",):
                     speed[way][busy].append(images_per_second(data, Path(folder) / f"{turn}-{busy}-{way}", way, busy))
     median = {way: {busy: statistics.median(found) for busy, found in by.items() if found} for way, by in speed.items()}
-    cores, idle = os.cpu_count() or 1, median["sleeping"][0]
-    targets = [
-        Target("idle, sleeping threads", idle / median["spinning"][0], 0.97, "times the speed with spinning threads")
-    ]
+    cores, idle = os.cpu_count() or 1, median["brief"][0]
+    targets = [Target("idle, brief spinning", idle / median["spinning"][0], 0.97, "times the speed with long spinning")]
     for busy in BUSY[1:]:
         fair = idle * cores / (cores + busy)
-        targets.append(Target(f"beside {busy} busy", median["sleeping"][busy] / fair, 0.7, "of the fair share"))
+        targets.append(Target(f"beside {busy} busy", median["brief"][busy] / fair, 0.7, "of the fair share"))
     return {"images per second": speed, "median": median, "targets": targets}
 
 

@@ -22,6 +22,8 @@ from typing import Any
 
 from page import write_page
 
+from cmsf.cli import _SPIN_COUNT
+
 BENCH = Path(__file__).parent
 RESULTS, PAGE = Path("docs/results/bench"), Path("docs/benchmarks.md")
 
@@ -76,8 +78,8 @@ def run(name: str, row: Row, cifar: Path | None) -> bool:
     out = RESULTS / f".{name}.json"  # a row that is stopped leaves no file of its own
     images = ["--cifar", str(cifar)] if row.takes_images and cifar is not None else []
     command = [sys.executable, str(BENCH / row.command[0]), *row.command[1:], *images, "--out", str(out)]
-    # All contestants wait alike: threads that spin would slow those that have worker processes beside them.
-    environment = os.environ if name == "busy" else {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    # All contestants wait as the command line does: spinning would slow those that have worker processes beside them.
+    environment = os.environ if name == "busy" else {"GOMP_SPINCOUNT": _SPIN_COUNT, **os.environ}
     print(f"— {name}", flush=True)
     start = time.monotonic()
     if subprocess.run(command, env=environment, check=False).returncode:

@@ -414,11 +414,11 @@ def test_help_does_not_wait_for_torch() -> None:
 
 @pytest.mark.parametrize(
     ("chosen", "expected"),
-    [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"), ({"GOMP_SPINCOUNT": "1000"}, "None")],
+    [({}, "5000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None"), ({"GOMP_SPINCOUNT": "1000"}, "1000")],
 )
-def test_threads_that_wait_sleep_unless_the_user_chose_otherwise(chosen: dict[str, str], expected: str) -> None:
+def test_threads_that_wait_spin_briefly_unless_the_user_chose_otherwise(chosen: dict[str, str], expected: str) -> None:
     unset = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
-    script = "import os; from cmsf.cli import main; main(['recipes']); print(os.environ.get('OMP_WAIT_POLICY'))"
+    script = "import os; from cmsf.cli import main; main(['recipes']); print(os.environ.get('GOMP_SPINCOUNT'))"
     command = [sys.executable, "-c", script]
     printed = subprocess.run(command, env=unset | chosen, capture_output=True, text=True, check=True).stdout
     assert printed.splitlines()[-1] == expected
