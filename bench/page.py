@@ -51,7 +51,7 @@ def _section(title: str, limit: str, name: str, found: Found | None) -> str:
         return "\n".join([*lines, "Not measured yet."])
     load = found["machine"]["load before"] if isinstance(found["machine"], dict) else None
     busy = f" The machine was not idle (load {load}): take these figures with care." if load and load > QUIET else ""
-    lines += [f"Limit: {limit}. File: [{name}](results/bench/{name}.json), {found['begun'][:10]}.{busy}", ""]
+    lines += [f"Limit: {limit}.", f"File: [{name}](results/bench/{name}.json), {found['begun'][:10]}.{busy}", ""]
     lines += ["| what | figure | | goal | |", "| --- | ---: | --- | --- | --- |"]
     for target in find_targets(found):
         goal = met = "–"
