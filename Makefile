@@ -17,7 +17,7 @@ demo: venv ## train on the embedded images, evaluate, and show what was learned 
 
 # Many tests wait for processes that they started, so there are more workers than cores.
 WORKERS ?= $(shell $(PYTHON) -c "import os; print(1 + (os.cpu_count() or 1))")
-test: venv ## all tests (under 10 minutes on two cores)
+test: venv ## all tests (about 10 minutes on two cores)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore tests/browser
 	@echo "left out: the report in a real browser, which is make browser-test"
 

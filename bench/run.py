@@ -22,7 +22,7 @@ from typing import Any
 
 from page import write_page
 
-from cmsf.cli import _SPIN_COUNT
+from cmsf.cli import SPIN_COUNT
 
 BENCH = Path(__file__).parent
 RESULTS, PAGE = Path("docs/results/bench"), Path("docs/benchmarks.md")
@@ -79,7 +79,7 @@ def run(name: str, row: Row, cifar: Path | None) -> bool:
     images = ["--cifar", str(cifar)] if row.takes_images and cifar is not None else []
     command = [sys.executable, str(BENCH / row.command[0]), *row.command[1:], *images, "--out", str(out)]
     # All contestants wait as the command line does: spinning would slow those that have worker processes beside them.
-    environment = os.environ if name == "busy" else {"GOMP_SPINCOUNT": _SPIN_COUNT, **os.environ}
+    environment = os.environ if name == "busy" else {"GOMP_SPINCOUNT": SPIN_COUNT, **os.environ}
     print(f"— {name}", flush=True)
     start = time.monotonic()
     if subprocess.run(command, env=environment, check=False).returncode:

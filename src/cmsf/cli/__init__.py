@@ -29,7 +29,7 @@ _COMMANDS = {
 }
 
 _WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
-_SPIN_COUNT = "5000"
+SPIN_COUNT = "5000"
 """Between 1,000, which costs speed on an idle machine, and 10,000, which costs it on a busy one (decision 32)."""
 
 _KNOWN_WARNINGS = (("", r"PIL\."), ("Detected pickle protocol", ""))
@@ -49,7 +49,7 @@ def spin_briefly() -> None:
     Importing the library sets nothing.
     """
     if "torch" not in sys.modules and not _WAITING & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
+        os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
 
 
 def reported(command: Callable[[], int]) -> int:
