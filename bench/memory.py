@@ -55,7 +55,9 @@ def train(backbone: str, size: int, batch: int, images: int, bank: int, steps: i
     numbers = {"bank_size": bank, "batch_size": batch, "size": size, "support_classes": 0, "support_images": 0}
     numbers |= {"projection_hidden": 2 * width, "projection_dim": width // 4, "prediction_hidden": 2 * width}
     numbers |= {"extra_size": 96, "weak_crop": 0.2, "strong_crop": 0.2, "warmup_epochs": 0}
-    learner = make_learner(ResolvedRecipe(**(vars(recipe) | numbers)), torch.full((images,), UNKNOWN), "cpu")
+    learner = make_learner(
+        ResolvedRecipe(**(vars(recipe.filled(ResolvedRecipe.usual())) | numbers)), torch.full((images,), UNKNOWN), "cpu"
+    )
     for vectors in (learner.bank.embedding, learner.bank.companion, learner.supervision.companion_cache.embedding):
         vectors.fill_(0.5)  # memory that is not written to yet is not there yet
     views = [torch.randn(batch, 3, size, size).contiguous(memory_format=torch.channels_last) for _ in range(2)]

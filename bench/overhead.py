@@ -43,7 +43,9 @@ def paper_learner(method: str) -> Learner:
     numbers |= {"prediction_hidden": 4096, "support_classes": 0, "support_images": 0, "extra_size": 96}
     numbers |= {"weak_crop": 0.2, "strong_crop": 0.2, "warmup_epochs": 0}
     recipe = replace(get_recipe(f"{method}-imagenet", small_images=False), cache="off")
-    learner = make_learner(ResolvedRecipe(**(vars(recipe) | numbers)), torch.full((IMAGES,), UNKNOWN), "cpu")
+    learner = make_learner(
+        ResolvedRecipe(**(vars(recipe.filled(ResolvedRecipe.usual())) | numbers)), torch.full((IMAGES,), UNKNOWN), "cpu"
+    )
     views = [torch.randn(BATCH, 3, SIZE, SIZE).contiguous(memory_format=torch.channels_last) for _ in range(2)]
     learner.views = {FIRST: lambda *_: views[0], SECOND: lambda *_: views[1]}  # type: ignore[dict-item]
     for index in torch.arange(BANK).split(4000):

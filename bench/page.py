@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ def write_page(path: Path, rows: Sequence[tuple[str, str, str, Found | None]]) -
     """rows: title, limit, name and file of each benchmark; None where it was not run."""
     parts = [HEAD]
     machines = sorted({_machine(found) for _, _, _, found in rows if found is not None})
-    parts.append("\n".join(["Machine and versions:", "", *(f"- {machine}" for machine in machines)]))
+    lines = [textwrap.fill(machine, 118, initial_indent="- ", subsequent_indent="  ") for machine in machines]
+    parts.append("\n".join(["Machine and versions:", "", *lines]))
     goals = [target["met"] for _, _, _, found in rows if found for target in find_targets(found)]
     judged = [met for met in goals if met is not None]
     parts.append(f"{sum(judged)} of {len(judged)} goals are met. Misses are marked, and explained at the end.")

@@ -120,7 +120,7 @@ def imagenet_learner() -> tuple[ResolvedRecipe, Learner]:
     numbers |= {"prediction_hidden": 4096, "support_classes": 0, "support_images": 0, "extra_size": 96}
     numbers |= {"weak_crop": 0.2, "strong_crop": 0.2, "warmup_epochs": 0}
     recipe = replace(get_recipe("cmsf-self-imagenet", small_images=False), precision="bf16", cache="off")
-    resolved = ResolvedRecipe(**(vars(recipe) | numbers))
+    resolved = ResolvedRecipe(**(vars(recipe.filled(ResolvedRecipe.usual())) | numbers))
     learner = make_learner(resolved, torch.zeros(IMAGENET, dtype=torch.int64), "cpu")
     for parameter in learner.encoders.trainable_parameters():
         learner.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
