@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from cmsf.method.constraints import SameLabel
 from cmsf.method.label_sums import LabelSums
-from cmsf.method.rows import Rows
+from cmsf.method.rows import Rows, find_images
 from cmsf.method.search import Constraint, Neighbours, search
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.distributed import World
@@ -77,9 +77,8 @@ class MemoryBank(nn.Module):
             raise ValueError(f"the rows have companions and this bank keeps none; make it with companion_dim={dim}")
 
         slot = (torch.arange(count, device=self.index.device) + self.next) % self.size
-        retired = torch.isin(self.index, rows.index)
-        retired[slot] = True
-        self._retire(retired.nonzero()[:, 0])
+        older, _ = find_images(self.index, rows.index.unique())
+        self._retire(torch.cat([older, slot]).unique())
         self.index[slot] = rows.index
         self.label[slot] = UNKNOWN if rows.label is None else rows.label
         self._keep_vectors(slot, rows)

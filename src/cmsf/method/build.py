@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Int
+from timm.optim._param_groups import param_groups_layer_decay
 from timm.optim.lars import Lars
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
-from cmsf.data.transforms import Augmentation, RandAugment, RandomCrop
+from cmsf.data.transforms import Augmentation, Preprocessing, RandAugment
 from cmsf.method.bank import MemoryBank
 from cmsf.method.constraints import NearCompanion, SameLabel, Unconstrained
 from cmsf.method.distributed_bank import ReplicatedBank, ShardedBank
@@ -39,7 +41,7 @@ from cmsf.method.losses import (
     SymmetricBYOL,
     Term,
 )
-from cmsf.method.pseudo_labels import KNNClassifier, MLPClassifier, PseudoClassifier, PseudoLabelSGD
+from cmsf.method.pseudo_labels import VOTES, KNNClassifier, MLPClassifier, PseudoClassifier, PseudoLabelSGD
 from cmsf.method.supervision import GivenLabels, NoSupervision, PreviousEpoch, PseudoLabels, Supervision, ThirdView
 from cmsf.models.backbones import feature_width, make_backbone
 from cmsf.models.encoders import Encoders
@@ -52,7 +54,6 @@ from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.distributed import World
 from cmsf.utils.errors import BadInput
 
-_VOTES = 20
 _LARS_TRUST = 0.001
 
 
@@ -72,8 +73,9 @@ def make_learner(
     device, precision, loss_fn = torch.device(device), Precision(recipe.precision), make_loss(recipe)
     precision.check(device)
     encoders = make_encoders(recipe, loss_fn, _count_classes(label), pretrained).to(device)
-    if recipe.batch_norm == "sync":
+    if recipe.batch_norm != "shuffle":  # of the heads too, where the backbone's is frozen
         synchronize_batchnorm(encoders, world, device)
+        encoders.train()  # which freezes what is to be frozen, in layers that were replaced too
     supervision = _supervision(recipe, loss_fn, label.to(device), encoders.dim, world)
     return Learner(
         encoders=encoders,
@@ -87,6 +89,8 @@ def make_learner(
         scaler=GradScaler(device.type, enabled=precision.uses_loss_scaling),
         world=world,
         shuffle_batchnorm=recipe.batch_norm == "shuffle",
+        clip_grad=recipe.clip_grad,
+        accumulate=recipe.accumulate,
     )
 
 
@@ -166,6 +170,7 @@ def make_encoders(
             classifier,
             target=bool(loss_fn.target),
             precision=Precision(recipe.precision),
+            frozen_statistics=recipe.batch_norm == "frozen",
         )
 
 
@@ -179,13 +184,21 @@ def _seeded_backbone(recipe: ResolvedRecipe, pretrained: PretrainedWeights | Non
 
 def pretrained_weights(recipe: ResolvedRecipe) -> PretrainedWeights | None:
     """Loads the weights that the recipe names; None: random ones."""
-    return None if recipe.init == "none" else load_pretrained(recipe.init, recipe.backbone, recipe.size)
+    if recipe.init == "none":
+        if recipe.init_by_order:
+            raise BadInput("--init-by-order is for a file of weights, and --init is none; give a file, or leave it out")
+        return None
+    return load_pretrained(recipe.init, recipe.backbone, recipe.size, recipe.stem, recipe.init_by_order)
 
 
 def _views(recipe: ResolvedRecipe) -> dict[int, Augmentation]:
-    weak = Augmentation(RandomCrop(recipe.size, (recipe.weak_crop, 1.0), flip=recipe.flip))
+    preprocessing = Preprocessing.from_recipe(recipe)
+    mean, std = preprocessing.mean, preprocessing.std
+    weak = Augmentation(preprocessing.random_crop((recipe.weak_crop, 1.0), recipe.flip), mean=mean, std=std)
     strong = Augmentation(
-        RandomCrop(recipe.size, (recipe.strong_crop, 1.0), flip=recipe.flip),
+        preprocessing.random_crop((recipe.strong_crop, 1.0), recipe.flip),
+        mean=mean,
+        std=std,
         jitter=recipe.jitter,
         brightness=recipe.brightness,
         contrast=recipe.contrast,
@@ -195,18 +208,21 @@ def _views(recipe: ResolvedRecipe) -> dict[int, Augmentation]:
         blur=recipe.blur,
         solarise=recipe.solarise,
     )
-    kinds = {"weak": weak, "strong": strong, "rand-augment": RandAugment(weak.crop)}
+    kinds = {"weak": weak, "strong": strong, "rand-augment": RandAugment(weak.crop, mean=mean, std=std)}
     first, second = kinds[recipe.first_view], kinds[recipe.second_view]
-    small = RandomCrop(recipe.extra_size, (recipe.extra_crop_least, recipe.extra_crop_most), flip=recipe.flip)
+    small = replace(strong.crop, size=recipe.extra_size, scale=(recipe.extra_crop_least, recipe.extra_crop_most))
     extra = {EXTRA + number: replace(strong, crop=small) for number in range(recipe.extra_crops)}
     return {FIRST: first, SECOND: second, THIRD: first, SUPPORT: first, **extra}
 
 
 def _optimizer(recipe: ResolvedRecipe, encoders: Encoders) -> Optimizer:
-    lr, momentum = recipe.lr, recipe.sgd_momentum
+    lr, momentum, decay = recipe.lr, recipe.sgd_momentum, recipe.weight_decay
     parameters = encoders.trainable_parameters()
+    if recipe.optimiser == "adamw":
+        return AdamW(_layer_groups(recipe, encoders), lr, weight_decay=decay)
     if recipe.optimiser == "sgd":
-        return SGD(parameters, lr, momentum, weight_decay=recipe.weight_decay)
+        groups = parameters if recipe.layer_decay == 1 else _layer_groups(recipe, encoders)
+        return SGD(groups, lr, momentum, weight_decay=decay)
     # Biases and BatchNorm are neither decayed nor adapted (You et al. 2017).
     plain = {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0}
     adapted = {
@@ -216,6 +232,26 @@ def _optimizer(recipe: ResolvedRecipe, encoders: Encoders) -> Optimizer:
     }
     lars: Optimizer = Lars([adapted, plain], lr, momentum, trust_coeff=_LARS_TRUST)
     return lars
+
+
+def _layer_groups(recipe: ResolvedRecipe, encoders: Encoders) -> list[dict[str, Any]]:
+    """Returns parameter groups with `lr_scale`, the share of the learning rate: 1 in the heads, less in each layer of
+    the backbone than in the one above it. Biases and norms are not decayed."""
+    backbone = encoders.online.backbone
+    skip: Collection[str] = getattr(backbone, "no_weight_decay", tuple)()
+    groups: list[dict[str, Any]] = param_groups_layer_decay(
+        backbone, recipe.weight_decay, tuple(skip), layer_decay=recipe.layer_decay
+    )
+    # timm's shares are of what follows the backbone, here the heads.
+    in_backbone = {id(parameter) for parameter in backbone.parameters()}
+    heads = [parameter for parameter in encoders.trainable_parameters() if id(parameter) not in in_backbone]
+    for decay, chosen in (
+        (recipe.weight_decay, [p for p in heads if p.ndim > 1]),
+        (0.0, [p for p in heads if p.ndim < 2]),
+    ):
+        if chosen:
+            groups.append({"params": chosen, "weight_decay": decay, "lr_scale": 1.0})
+    return groups
 
 
 def _supervision(
@@ -260,9 +296,7 @@ def _pseudo_classifier(recipe: ResolvedRecipe, label: Tensor, dim: int) -> Pseud
     dtype, known = Precision(recipe.precision).dtype, label[label != UNKNOWN]
     classes, count = _count_classes(label), known.bincount()
     if recipe.pseudo_labels == "knn":
-        made: PseudoClassifier = KNNClassifier(
-            len(known), dim, classes, min(_VOTES, int(count[count > 0].min())), dtype
-        )
+        made: PseudoClassifier = KNNClassifier(len(known), dim, classes, min(VOTES, int(count[count > 0].min())), dtype)
     else:
         hidden = {"linear": 0, "mlp-2": 1, "mlp-3": 2}[recipe.pseudo_labels]
         sgd = PseudoLabelSGD(epochs=recipe.pseudo_epochs, lr=recipe.pseudo_lr)

@@ -14,9 +14,14 @@ from cmsf.method.rows import Rows
 from cmsf.method.topk import OwnRow, nearest_vectors
 from cmsf.models.heads import SGDSettings, mlp
 from cmsf.utils.constants import UNKNOWN
+from cmsf.utils.progress import track
 from cmsf.utils.rng import permutation
 
-_TRAINING = 0xC1A5 << 40  # keeps these random draws apart from others; no epoch is ever so high
+VOTES = 20
+"""How many labelled neighbours vote at most."""
+_TRAINING, _LEFT_OUT = 0xC1A5 << 40, 0x1EF7 << 40  # keep these random draws apart from others; no epoch is so high
+_MOST_LEFT_OUT = 1000
+"""Labelled images that are judged by the others: enough for a per cent or two, at no cost beside an epoch."""
 
 
 class PseudoClassifier(nn.Module, ABC):
@@ -57,7 +62,7 @@ class MLPClassifier(PseudoClassifier):
         batch_size, epochs = self.sgd.batch_and_epochs(len(known))
         optimizer = self.sgd.make_optimizer(self.parameters())
         self.train()
-        for epoch in range(epochs):
+        for epoch in track(range(epochs), "pseudo-labels", epochs):
             order = permutation(len(known), self.seed, _TRAINING + times, epoch).to(known.index.device)
             for batch in order[: len(known) // batch_size * batch_size].split(batch_size):
                 optimizer.zero_grad()
@@ -101,3 +106,26 @@ class KNNClassifier(PseudoClassifier):
         votes = embedding.new_zeros(len(embedding), self.classes)
         votes.scatter_add_(1, self.label[near].clamp_min(0), valid.to(votes))
         return votes / valid.sum(1, keepdim=True).clamp_min(1)
+
+
+@torch.no_grad()
+def leave_one_out_accuracy(rows: Rows) -> float | None:
+    """Returns how often the majority of its nearest others has a row's label; equal votes: that of the nearer ones.
+
+    As many vote as the smallest class has besides, 20 at most. Rows that have no other of their class are not judged;
+    None where there is no row to judge.
+    """
+    known = rows[rows.exists]
+    assert known.label is not None
+    members = known.label.bincount()
+    judged = (members[known.label] > 1).nonzero()[:, 0]
+    if not len(judged):
+        return None
+    judged = judged[permutation(len(judged), 0, _LEFT_OUT)[:_MOST_LEFT_OUT].to(judged.device)]
+    k = min(VOTES, int(members[members > 1].min()) - 1)
+    others = OwnRow(judged, included=False)
+    near = nearest_vectors(known.embedding[judged], known.embedding, known.exists, known.index, k, others)
+    nearness = torch.arange(k, 0, -1, dtype=torch.float64, device=near.device) / (k * (k + 1))  # half a vote in all
+    votes = nearness.new_zeros(len(judged), len(members))
+    votes.scatter_add_(1, known.label[near], (1 + nearness).expand(len(judged), k))
+    return float((votes.argmax(1) == known.label[judged]).double().mean())

@@ -11,6 +11,25 @@ from torch import Tensor
 from cmsf.method.label_sums import LabelSums
 from cmsf.utils.constants import UNKNOWN
 
+_BUCKETS = 2**16
+"""How many remainders of image numbers are told apart before the numbers themselves are compared."""
+
+
+def find_images(index: Int[Tensor, " n"], wanted: Int[Tensor, " w"]) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
+    """Returns where the wanted images (sorted, each once) stand in an index, and which of them stands there.
+
+    A step asks this of the whole bank more than once, so most rows are ruled out by the last bits of their numbers.
+    """
+    if not len(wanted):
+        return wanted, wanted
+    possible = torch.zeros(_BUCKETS, dtype=torch.bool, device=index.device)
+    possible[wanted & (_BUCKETS - 1)] = True
+    row = possible.index_select(0, index & (_BUCKETS - 1)).nonzero()[:, 0]
+    image = index[row]
+    place = torch.searchsorted(wanted, image).clamp_max(len(wanted) - 1)
+    found = (wanted[place] == image) & (image != UNKNOWN)
+    return row[found], place[found]
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -57,11 +76,8 @@ class Rows:
         """Returns where each image stands among these rows, UNKNOWN where it does not."""
         wanted, which = index.unique(return_inverse=True)
         position = torch.full_like(wanted, UNKNOWN)
-        if len(wanted):
-            # The few images are sorted, not the many rows: a step asks this of the whole bank more than once.
-            place = torch.searchsorted(wanted, self.index).clamp_max(len(wanted) - 1)
-            row = (self.exists & (wanted[place] == self.index)).nonzero()[:, 0]
-            position[place[row]] = row
+        row, place = find_images(self.index, wanted)
+        position[place] = row
         return position[which]
 
     @property

@@ -95,7 +95,7 @@ def search(query: Rows, rows: Rows, constraint: Constraint, k: int | None, inclu
     else:
         row = candidates.nearest(query, rows, k, own)
         valid = row != UNKNOWN
-        total, count = masked_sum(rows.embedding[row], valid), valid.sum(1)
+        total, count = masked_sum(gather(rows.embedding, row), valid), valid.sum(1)
     return Neighbours(row, count, total / count.clamp_min(1)[:, None])
 
 
@@ -209,14 +209,14 @@ class ShortList(Candidates):
         for start in range(0, len(query), step):
             part = slice(start, start + step)
             position = self.position[part]
-            similarity = (rows.embedding[position] @ query.embedding[part][:, :, None])[:, :, 0]
+            similarity = (gather(rows.embedding, position) @ query.embedding[part][:, :, None])[:, :, 0]
             similarity = own[part].apply_to(similarity, position).masked_fill(position == UNKNOWN, -torch.inf)
             found.append(translate(top(similarity, rows.index[position], k), position))
         return torch.cat(found)
 
     def total(self, query: Rows, rows: Rows) -> tuple[Float[Tensor, "b d"], Int[Tensor, " b"]]:
         valid = self.position != UNKNOWN
-        return masked_sum(rows.embedding[self.position], valid), valid.sum(1)
+        return masked_sum(gather(rows.embedding, self.position), valid), valid.sum(1)
 
     def contains(self, query: Rows, rows: Rows, position: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
         return (self.position == position[:, None]).any(1)
@@ -301,6 +301,12 @@ def _labels(query: Rows, rows: Rows) -> tuple[Int[Tensor, " b"], Int[Tensor, " n
     assert query.label is not None
     assert rows.label is not None
     return query.label, rows.label
+
+
+def gather(embedding: Float[Tensor, "n d"], row: Int[Tensor, "b k"]) -> Float[Tensor, "b k d"]:
+    """Returns the embeddings at these positions, any one where the position is UNKNOWN; rows are copied whole."""
+    rows: Tensor = embedding.index_select(0, row.clamp_min(0).flatten()).unflatten(0, row.shape)
+    return rows
 
 
 def masked_sum(embedding: Float[Tensor, "b k d"], valid: Bool[Tensor, "b k"]) -> Float[Tensor, "b d"]:

@@ -13,10 +13,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cmsf.method.bank import EmbeddingCache
-from cmsf.method.pseudo_labels import PseudoClassifier
+from cmsf.method.pseudo_labels import PseudoClassifier, leave_one_out_accuracy
 from cmsf.method.rows import Rows
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.distributed import World
+
+TRUSTED_FROM = 60.0
+"""Per cent of labels that leave-one-out finds: below, pseudo-labels are not to be trusted."""
 
 Embed = Callable[[Int[Tensor, " m"]], Float[Tensor, "m d"]]
 """Returns the target's embeddings of clean views of images, by their indices."""
@@ -53,6 +56,10 @@ class Supervision(ABC):
     def refresh(self, embed: Embed) -> None:
         """Trains on what was stored; called in the middle of an epoch and before the next one begins."""
         return
+
+    def trust(self) -> float | None:
+        """Returns, in per cent, how often its predictions are likely to be right; None where nobody can know."""
+        return None
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}
@@ -152,17 +159,25 @@ class PseudoLabels(Supervision):
                 slots = torch.arange(len(self.labelled), device=self.label.device)
                 mine = self.labelled[self.world.chunk(len(self.labelled))]
                 self.cache.swap(Rows(self.world.gather(embed(mine)), slots))
-            embedding = self.cache.embedding.to(self.label.device)
-            filled = ~embedding[:, 0].isnan()
-            if len(self.label[self.labelled][filled].unique()) < 2:
+            rows = self._labelled_rows()
+            if len(self.label[self.labelled][rows.exists].unique()) < 2:
                 return  # nothing to tell apart yet, and so nothing to guess
-            self.classifier.fit(
-                Rows(embedding, torch.where(filled, self.labelled, UNKNOWN), self.label[self.labelled]),
-                self.times_trained,
-            )
+            self.classifier.fit(rows, self.times_trained)
             # Every process has trained the same classifier, up to nondeterminism of its device; banks must not differ.
             self.world.broadcast(self.classifier)
             self.times_trained += 1
+
+    def trust(self) -> float | None:
+        """Returns, in per cent, how often the labelled images that are nearest to another have its label."""
+        with self._timed():
+            accuracy = leave_one_out_accuracy(self._labelled_rows())
+            return None if accuracy is None else 100 * accuracy
+
+    def _labelled_rows(self) -> Rows:
+        """Returns a row for each labelled image; one whose slot was never filled does not exist."""
+        embedding = self.cache.embedding.to(self.label.device)
+        filled = ~embedding[:, 0].isnan()
+        return Rows(embedding, torch.where(filled, self.labelled, UNKNOWN), self.label[self.labelled])
 
     def _predict(self, unlabelled: Rows) -> PseudoLabelOutput:
         if not self.times_trained or not len(unlabelled):

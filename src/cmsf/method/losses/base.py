@@ -105,6 +105,8 @@ class Loss(ABC):
     learns_from_labels: bool = False
     logged_search: LoggedSearch | None = None
     """None where there is no bank."""
+    linear_in_predictions: bool = False
+    """Whether it is linear in the mean of each image's predictions, so that its gradient is known before they are."""
 
     @property
     def needs_support(self) -> bool:

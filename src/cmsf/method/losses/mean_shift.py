@@ -78,6 +78,7 @@ class MeanShift(Loss):
     target = ((FIRST,),)
     heads = frozenset({"projector", "predictor"})
     selects_neighbours = True
+    linear_in_predictions = True
     bank: ClassVar[Literal["before"]] = "before"
 
     @property
