@@ -135,6 +135,10 @@ class ResizedImages(Images):
     def decode(self, i: int, min_side: int) -> UInt8[Tensor, "3 h w"]:
         return shrink(self.images.decode(i, self.max_side), self.max_side)
 
+    def fingerprint(self, i: int) -> bytes | None:
+        fingerprint = self.images.fingerprint(i)
+        return None if fingerprint is None else f"at most {self.max_side}: ".encode() + fingerprint
+
 
 class FileImages(Images):
     """Image files below a folder."""
@@ -169,12 +173,12 @@ class ArrayImages(Images):
         return self.tensor[i].numpy().tobytes()
 
 
-def file_fingerprint(file: Path) -> bytes | None:
-    """Returns path, size and time of a file, or None where it is not there: whoever opens it says why."""
+def file_fingerprint(file: Path) -> bytes:
+    """Returns path, size and time of a file, or that there is none: whoever opens it says why."""
     try:
         state = file.stat()
     except (OSError, ValueError):  # a NUL in a name is a ValueError
-        return None
+        return f"{file.absolute()} is not there".encode()
     return f"{file.absolute()} {state.st_size} {state.st_mtime_ns}".encode()
 
 

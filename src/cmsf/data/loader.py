@@ -22,8 +22,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from cmsf.data.dataset import Split
 from cmsf.data.images import Images, Unreadable
-from cmsf.data.prepare import STORED_SCALE
-from cmsf.data.transforms import Batch, Crop, CroppedBatch, WholeBatch, crop_views, to_device
+from cmsf.data.transforms import STORED_SCALE, Batch, Crop, CroppedBatch, WholeBatch, crop_views, to_device
 from cmsf.utils.distributed import World
 from cmsf.utils.errors import BadInput
 

@@ -17,7 +17,7 @@ from cmsf.data.images import ArrayImages, Images, ResizedImages, Unreadable, unr
 from cmsf.data.labels import Labels, modify_labels, read_groups
 from cmsf.data.source import Source, SourceSplit, sort_classes
 from cmsf.data.sources.table import read_label_list
-from cmsf.data.transforms import DecodedImages
+from cmsf.data.transforms import STORED_SCALE, DecodedImages
 from cmsf.recipes.recipe import AUTO, Recipe
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.distributed import World
@@ -26,8 +26,6 @@ from cmsf.utils.memory import available_memory
 from cmsf.utils.progress import track
 from cmsf.utils.rng import uniform
 
-STORED_SCALE = 2
-"""Decoded photos keep a shorter side of this many times the view: the rest would never be seen."""
 _MAX_MEMORY_SHARE = 0.5
 _TEST_FRACTION = 10  # one in so many
 _SPLITTING = 0x5917 << 40  # what this use of the hash is for; no epoch is ever so high

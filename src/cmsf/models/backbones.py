@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 import timm
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from cmsf.utils.errors import BadInput, did_you_mean
 from cmsf.utils.text import first_line
 
+T = TypeVar("T")
 Stem = Literal["standard", "small"]
 SMALL_RESIDUAL = "small-residual"
 _MISFITS = (ArithmeticError, AssertionError, IndexError, RuntimeError, TypeError, ValueError)
@@ -43,6 +45,23 @@ def create(name: str, size: int, **options: Any) -> nn.Module:
     except TypeError:
         network = timm.create_model(name, **options)
     return network
+
+
+def patch_size(name: str) -> int:
+    """Returns the side of the patches that a network cuts images into, which their size is a multiple of; else 1."""
+    backbone = without_weights(lambda: make_backbone(name))
+    size = getattr(getattr(backbone, "patch_embed", None), "patch_size", 1)
+    return int(max(size) if isinstance(size, tuple) else size)
+
+
+def without_weights(measure: Callable[[], T]) -> T:
+    """Calls a function that asks networks for their shapes alone, which then have no weights if that is possible."""
+    try:
+        with torch.device("meta"):
+            return measure()
+    except BadInput:  # some networks compute numbers while they are built, which meta tensors do not have
+        with torch.random.fork_rng(devices=[]):
+            return measure()
 
 
 @torch.no_grad()
@@ -97,6 +116,10 @@ class SmallResidualNet(nn.Module):
     def forward(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b f"]:
         features: Tensor = self.blocks(self.stem(images)).mean((2, 3))
         return features
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, str]:
+        """Returns the names of the layers from first to last, as timm's networks tell them."""
+        return {"stem": r"^stem", "blocks": r"^blocks\.(\d+)"}
 
 
 class ResidualBlock(nn.Module):

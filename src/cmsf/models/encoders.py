@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import normalize
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from cmsf.models.precision import Precision
 from cmsf.utils.distributed import World
@@ -34,6 +36,13 @@ class EncoderOutput:
         parts = zip(self.embedding.split(sizes), self.prediction.split(sizes), self.logits.split(sizes), strict=True)
         return [EncoderOutput(*part) for part in parts]
 
+    @classmethod
+    def cat(cls, parts: Sequence[EncoderOutput]) -> EncoderOutput:
+        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
+    def detach(self) -> EncoderOutput:
+        return EncoderOutput(self.embedding.detach(), self.prediction.detach(), self.logits.detach())
+
     def gather(self, world: World) -> EncoderOutput:
         """Gathers the outputs of all processes, in one message."""
         columns = (self.embedding, self.prediction, self.logits)
@@ -44,10 +53,30 @@ class EncoderOutput:
 class Encoder(nn.Module):
     """A backbone and a projector: g, and f, in the paper."""
 
-    def __init__(self, backbone: nn.Module, projector: nn.Module) -> None:
+    def __init__(self, backbone: nn.Module, projector: nn.Module, frozen_statistics: bool = False) -> None:
+        """frozen_statistics: whether the backbone's BatchNorm keeps its running statistics, and normalises by them."""
         super().__init__()
         self.backbone = backbone
         self.projector = projector
+        self.frozen_statistics, self._frozen = frozen_statistics, False
+        self._trainable = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
+        self.train()
+
+    def freeze_backbone(self, frozen: bool) -> None:
+        """Leaves the backbone out of training, its statistics too, or takes it in again."""
+        if frozen != self._frozen:
+            self._frozen = frozen
+            for parameter in self._trainable:
+                parameter.requires_grad_(not frozen)
+            self.train(self.training)
+
+    def train(self, mode: bool = True) -> Encoder:
+        super().train(mode)
+        if self.frozen_statistics or self._frozen:
+            for module in self.backbone.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
 
     def forward(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d"]:
         embedding: Tensor = self.projector(self.backbone(images))
@@ -68,11 +97,15 @@ class Encoders(nn.Module):
         classifier: nn.Linear | None = None,
         target: bool = True,
         precision: Precision = Precision(),
+        frozen_statistics: bool = False,
     ) -> None:
-        """dim: the length of an embedding. A head that is None is left out; target: whether there is an f."""
+        """dim: the length of an embedding. A head that is None is left out; target: whether there is an f.
+
+        frozen_statistics: as in Encoder.
+        """
         super().__init__()
         self.dim, self.precision = dim, precision
-        self.online = Encoder(backbone, projector or nn.Identity())
+        self.online = Encoder(backbone, projector or nn.Identity(), frozen_statistics)
         self.predictor = predictor or nn.Identity()
         self.classifier = classifier
         self.target = copy.deepcopy(self.online).requires_grad_(False) if target else None
@@ -101,6 +134,10 @@ class Encoders(nn.Module):
         """f ← m f + (1 − m) g. BatchNorm's statistics are not averaged: f has its own, of what it sees."""
         if self.target is not None:
             torch._foreach_lerp_(list(self.target.parameters()), list(self.online.parameters()), 1 - momentum)
+
+    def freeze_backbone(self, frozen: bool) -> None:
+        """Leaves the online backbone out of training, or takes it in again."""
+        self.online.freeze_backbone(frozen)
 
     def trainable_parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.parameters() if parameter.requires_grad]

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import tarfile
-import warnings
-import zipfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,19 +14,17 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from cmsf.data.transforms import IMAGENET_MEAN, IMAGENET_STD
-from cmsf.models.backbones import SMALL_RESIDUAL, create
+from cmsf.models.backbones import SMALL_RESIDUAL, Stem, create, make_backbone
+from cmsf.models.conversion import COUNTER, Conversion, convert_names, rename_by_order
+from cmsf.models.state_dicts import is_plain, read_state_dict, short_name
+from cmsf.utils.constants import WEIGHT_FILES
 from cmsf.utils.errors import BadInput, did_you_mean, first_few
-from cmsf.utils.files import atomic_write, check_regular_file, report_write_errors
+from cmsf.utils.files import atomic_write, report_write_errors
 from cmsf.utils.progress import track
-from cmsf.utils.text import error_message, first_line, shorten
+from cmsf.utils.text import error_message
 
-_FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar")
-_NESTED = ("state_dict", "model", "backbone")
-_PARALLEL = "module."
-_COUNTER = "num_batches_tracked"
-_SMALL = 1 << 20
-_ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
+_RUN_WEIGHTS, _SNAPSHOT_WEIGHTS = "backbone.safetensors", "model.safetensors"
+_REMEDY = "give weights of this backbone, or a --backbone, --stem and --size that fit"
 _SHOWN, _SHOWN_OF_USERS = 2, 4
 """So many names of each kind are in the message of a mismatch, which is a line; more where a user has to find out."""
 
@@ -41,8 +35,8 @@ class PretrainedWeights:
 
     origin: str
     tensors: dict[str, Tensor]
-    note: str = ""
-    """What somebody who uses them should know."""
+    notes: tuple[str, ...] = ()
+    """What somebody who uses them should know, in lines."""
 
     @cached_property
     def sha256(self) -> str:
@@ -55,26 +49,37 @@ class PretrainedWeights:
         return digest.hexdigest()
 
     def load_into(self, backbone: nn.Module) -> None:
-        # The counter is younger than many a file and counts for nothing where BatchNorm has a momentum.
-        counters = {name: torch.tensor(0) for name in backbone.state_dict() if name.endswith(_COUNTER)}
-        remedy = "give weights of this backbone, or a --backbone, --stem and --size that fit"
-        load_strict(backbone, counters | self.tensors, self.origin, remedy)
+        load_strict(backbone, _with_counters(self.tensors, backbone), self.origin, _REMEDY)
 
 
 def is_timm_name(init: str) -> bool:
     """Returns whether it is timm's name of weights and no path; what is there on the disk does not matter."""
     if "/" in init:
         return False
-    return timm.is_model_pretrained(init) or (timm.is_model(init) and not init.endswith(_FILES))
+    return timm.is_model_pretrained(init) or (timm.is_model(init) and not init.endswith(WEIGHT_FILES))
 
 
-def load_pretrained(init: str, backbone: str, size: int) -> PretrainedWeights:
-    """Loads weights by timm's name, of a file or of a run, for a backbone that sees images of this size."""
+def load_pretrained(
+    init: str, backbone: str, size: int, stem: Stem = "standard", by_order: bool = False
+) -> PretrainedWeights:
+    """Loads weights by timm's name, of a file or of a run, for a backbone that sees images of this size.
+
+    by_order: take the tensors of a file one after the other, whatever their names.
+    """
+    origin = f"--init {init}"
+    network, head = _network_and_head(backbone, stem, size)
     if is_timm_name(init):
-        tensors, note = _load_timm(init, backbone, size), _normalization_note(init)
+        if by_order:
+            raise BadInput(f"--init-by-order is for a file of weights, and {init} is timm's name of some; leave it out")
+        tensors = {name: value for name, value in _load_timm(init, backbone, size).items() if name not in head}
+        notes = [_size_note(init, tensors, size)]
     else:
-        tensors, note = _load_path(Path(init)), ""
-    return PretrainedWeights(f"--init {init}", _without_head(tensors, backbone, size), note)
+        file = _find_file(Path(init))
+        fitting = _fit(file, origin, network, backbone, head, by_order)
+        tensors = fitting.tensors
+        notes = [f"{file.name}: {note}" for note in (*fitting.notes, _precision_note(tensors)) if note]
+    _check_finite(tensors, origin)
+    return PretrainedWeights(origin, tensors, tuple(filter(None, notes)))
 
 
 def load_strict(module: nn.Module, state: Mapping[str, Any], origin: str | Path, remedy: str = "") -> None:
@@ -82,9 +87,25 @@ def load_strict(module: nn.Module, state: Mapping[str, Any], origin: str | Path,
     if not isinstance(state, Mapping):
         raise BadInput(f"{origin} is truncated or damaged")
     own = module.state_dict()
+    _check_fit(own, state, origin, remedy)
+    tensors = {name: value for name, value in state.items() if isinstance(own[name], Tensor)}
+    odd = [name for name, value in tensors.items() if not is_plain(value) or value.is_complex()]
+    if odd:
+        raise BadInput(f"{origin} is truncated or damaged: {odd[0]} holds no real numbers")
+    module.load_state_dict(state)
+
+
+def save_weights(module: nn.Module, file: Path, metadata: dict[str, str] | None = None) -> None:
+    """Writes a .safetensors file, whole or not at all."""
+    tensors = {name: value.contiguous().cpu() for name, value in module.state_dict().items()}
+    with report_write_errors(file), atomic_write(file) as temporary:
+        temporary.write_bytes(safetensors.torch.save(tensors, metadata))  # its own writer does not say why it fails
+
+
+def _check_fit(own: Mapping[str, Any], state: Mapping[str, Any], origin: str | Path, remedy: str) -> None:
     kinds = {
         "missing": [name for name in own if name not in state],
-        "too many": [_short_name(name) for name in state if name not in own],
+        "too many": [short_name(name) for name in state if name not in own],
         "of another shape": [
             f"{name} {tuple(value.shape)} instead of {tuple(own[name].shape)}"
             for name, value in state.items()
@@ -96,31 +117,48 @@ def load_strict(module: nn.Module, state: Mapping[str, Any], origin: str | Path,
     if wrong:
         message = f"{origin} is of another architecture than the recipe: {'; '.join(wrong)}"
         raise BadInput(f"{message}; {remedy}" if remedy else message)
-    tensors = {name: value for name, value in state.items() if isinstance(own[name], Tensor)}
-    odd = [name for name, value in tensors.items() if not _is_plain(value) or value.is_complex()]
-    if odd:
-        raise BadInput(f"{origin} is truncated or damaged: {odd[0]} holds no real numbers")
-    module.load_state_dict(state)
 
 
-def read_safetensors(file: Path) -> dict[str, Tensor]:
-    """Reads tensors by name from a .safetensors file that somebody else may have written, or raises BadInput."""
-    check_regular_file(file)
+def _fits_by_order(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> bool:
     try:
-        return safetensors.torch.load_file(file)
-    except Exception as error:  # what a damaged or hostile file raises is anybody's guess
-        raise BadInput(f"cannot read {file}: {_load_error(error)}") from None
+        rename_by_order(tensors, own, "")
+    except BadInput:
+        return False
+    return True
 
 
-def save_weights(module: nn.Module, file: Path) -> None:
-    """Writes a .safetensors file, whole or not at all."""
-    tensors = {name: value.contiguous().cpu() for name, value in module.state_dict().items()}
-    with report_write_errors(file), atomic_write(file) as temporary:
-        temporary.write_bytes(safetensors.torch.save(tensors))  # its own writer does not say why it fails
+def _with_counters(tensors: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
+    """Adds BatchNorm's counters where a file has none."""
+    return {name: torch.tensor(0) for name in network.state_dict() if name.endswith(COUNTER)} | {**tensors}
 
 
-def _short_name(name: object) -> str:
-    return shorten(str(name)[:200], 60)
+def _network_and_head(backbone: str, stem: Stem, size: int) -> tuple[nn.Module, set[str]]:
+    """Returns the backbone without values, and the names that it has with classes and not without them."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        network = make_backbone(backbone, stem, size)
+        if backbone == SMALL_RESIDUAL:
+            return network, set()
+        whole = create(backbone, size, num_classes=1000)
+    return network, whole.state_dict().keys() - network.state_dict().keys()
+
+
+def _fit(file: Path, origin: str, network: nn.Module, backbone: str, head: set[str], by_order: bool) -> Conversion:
+    """Returns the tensors of a file under the network's names, all of them, or says what does not fit."""
+    own, tensors, keeps_order = network.state_dict(), read_state_dict(file), file.suffix != ".safetensors"
+    if by_order:
+        if not keeps_order:
+            raise BadInput(
+                f"{origin} keeps no order, as .safetensors sorts its tensors; leave --init-by-order out, or give the "
+                "state dict that torch wrote"
+            )
+        return rename_by_order(tensors, own, origin)
+    conversion = convert_names(tensors, network, backbone, head)
+    if not conversion.fits:
+        remedy = _REMEDY
+        if keeps_order and _fits_by_order(tensors, own):
+            remedy = "its tensors fit in order and shape: if they are of this backbone, add --init-by-order"
+        _check_fit(own, _with_counters(conversion.tensors, network), origin, remedy)
+    return conversion
 
 
 def _load_timm(name: str, backbone: str, size: int) -> dict[str, Tensor]:
@@ -146,94 +184,42 @@ def _nearest(name: str) -> str:
     return did_you_mean(name, timm.list_pretrained(), "use a name of timm.list_pretrained(), a file or a run")
 
 
-def _normalization_note(name: str) -> str:
+def _size_note(name: str, tensors: Mapping[str, Tensor], size: int) -> str:
     expected = timm.get_pretrained_cfg(name)
-    if expected is None or (tuple(expected.mean), tuple(expected.std)) == (IMAGENET_MEAN, IMAGENET_STD):
+    if expected is None or "pos_embed" not in tensors or expected.input_size[-1] == size:
         return ""
-    return (
-        f"{name} was trained on images normalised by mean {tuple(expected.mean)} and std {tuple(expected.std)}; "
-        "here they are by ImageNet's"
-    )
+    return f"{name} was trained at {expected.input_size[-1]} px; its position embeddings are resampled for {size} px"
 
 
-def _load_path(path: Path) -> dict[str, Tensor]:
+def _precision_note(tensors: Mapping[str, Tensor]) -> str:
+    low = {value.dtype for value in tensors.values() if value.is_floating_point() and value.itemsize < 4}
+    kinds = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in low))
+    return f"its numbers are {kinds}, and are converted to the precision of the run" if low else ""
+
+
+def _check_finite(tensors: Mapping[str, Tensor], origin: str) -> None:
+    for name, value in tensors.items():
+        wrong = value.numel() - int(value.float().isfinite().sum()) if value.is_floating_point() else 0
+        if wrong:
+            raise BadInput(
+                f"{origin} holds NaN or inf: {wrong:,} of the {value.numel():,} numbers of {name}; give others"
+            )
+
+
+def _find_file(path: Path) -> Path:
+    """Returns the file of weights that a path means: itself, or the one in the folder of a run or of a snapshot."""
     if not path.exists():
-        if timm.is_model(path.name) or path.suffix in _FILES:
+        if timm.is_model(path.name) or path.suffix in WEIGHT_FILES:
             raise BadInput(f"--init {path} not found; give a file, a run, or timm's name of weights")
         raise BadInput(f"--init {path} not found, and timm has no weights {path.name}; {_nearest(path.name)}")
-    if path.is_dir():
-        if not (path / "backbone.safetensors").exists():
-            raise BadInput(
-                f"--init {path} is not a finished run: it has no backbone.safetensors; finish it, or give a file"
-            )
-        path = path / "backbone.safetensors"
-    check_regular_file(path)
-    try:
-        if path.suffix == ".safetensors":
-            state: Any = safetensors.torch.load_file(path)
-        else:
-            _check_archive(path)
-            with warnings.catch_warnings():  # of pickles that are none, on their way to being refused
-                warnings.simplefilter("ignore")
-                state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # what a damaged or hostile file raises is anybody's guess
+    if not path.is_dir():
+        return path
+    found = next((path / name for name in (_RUN_WEIGHTS, _SNAPSHOT_WEIGHTS) if (path / name).exists()), None)
+    if found is None and (path / "recipe.yaml").exists():
+        raise BadInput(f"--init {path} is not a finished run: it has no {_RUN_WEIGHTS}; finish it, or give a file")
+    if found is None:
         raise BadInput(
-            f"cannot read --init {path}: {_load_error(error)}; give a .safetensors or a plain state dict"
-        ) from None
-    return _unwrap_state_dict(state, path)
-
-
-def _check_archive(path: Path) -> None:
-    """Refuses what torch would unpack to the disk, or blow up in memory, before it finds out what it is."""
-    with path.open("rb") as file:
-        head = file.read(tarfile.BLOCKSIZE)
-    if head.startswith(_ZIP):
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(item.file_size for item in archive.infolist())
-        if unpacked > 2 * path.stat().st_size + _SMALL:  # torch itself does not compress
-            raise ValueError(f"its {path.stat().st_size:,} bytes would become {unpacked:,}")
-        return
-    if not head.startswith(_PICKLE):
-        raise ValueError("it is not what torch writes")
-    with suppress(tarfile.HeaderError):
-        tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
-        raise ValueError("it is a tar archive")
-
-
-def _load_error(error: Exception) -> str:
-    """Returns the reason without torch's advice to load what is refused in an unsafe way."""
-    if "weights_only" in str(error) or "Weights only" in str(error):
-        return "it is damaged, or holds more than tensors"
-    return first_line(error)
-
-
-def _unwrap_state_dict(state: Any, path: Path) -> dict[str, Tensor]:
-    """Returns tensors by name, out of what training scripts wrap them in."""
-    if isinstance(state, Mapping):
-        state = next((state[key] for key in _NESTED if isinstance(state.get(key), Mapping)), state)
-    if not isinstance(state, Mapping) or not state:
-        raise BadInput(f"--init {path} holds no weights; give a .safetensors or a plain state dict")
-    for name, value in state.items():
-        if not isinstance(name, str) or not _is_plain(value):
-            kind = type(value).__name__
-            raise BadInput(
-                f"--init {path} is not a state dict: {_short_name(name)!r} is of type {kind}; save tensors by name"
-            )
-    parallel = all(name.startswith(_PARALLEL) for name in state)
-    return {name.removeprefix(_PARALLEL) if parallel else name: value.detach() for name, value in state.items()}
-
-
-def _is_plain(value: Any) -> bool:
-    """Returns whether it is a dense tensor whose storage holds all of its numbers."""
-    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_meta or value.is_quantized:
-        return False
-    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
-
-
-def _without_head(tensors: dict[str, Tensor], backbone: str, size: int) -> dict[str, Tensor]:
-    """Drops what a network has with classes and not without them: our backbones end with their features."""
-    if backbone == SMALL_RESIDUAL:
-        return tensors
-    with torch.device("meta"):  # for the names alone
-        whole, bare = (create(backbone, size, num_classes=classes).state_dict() for classes in (1000, 0))
-    return {name: value for name, value in tensors.items() if name in bare or name not in whole}
+            f"--init {path} is a folder without weights: it has neither a run's {_RUN_WEIGHTS} nor a snapshot's "
+            f"{_SNAPSHOT_WEIGHTS}; give a file"
+        )
+    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +25,7 @@ from cmsf.data.images import Images
 from cmsf.data.source import SPLIT_ALIASES, Source, SourceSplit, all_classes, disambiguate
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import expand_user
-from cmsf.utils.progress import bars_enabled
+from cmsf.utils.progress import bars_enabled, progress_bar
 from cmsf.utils.text import first_line
 
 _IMAGE_COLUMNS = ("image", "img")
@@ -36,7 +37,9 @@ def open_hugging_face(spec: str) -> Source:
     library = _datasets()
     name, config = _split_name(spec)
     try:
-        loaded = _load(library, name, config)
+        # On a terminal the library has bars of its own.
+        with nullcontext() if bars_enabled() else progress_bar(f"opening hf:{name}", None):
+            loaded = _load(library, name, config)
     # Hub, network, builders and file formats fail in their own ways, and each says what is the matter.
     except Exception as error:
         raise BadInput(f"cannot open hf:{spec}: {first_line(error, 200)}") from None

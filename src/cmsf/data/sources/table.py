@@ -22,6 +22,7 @@ from cmsf.data.source import SPLIT_ALIASES, Source, SourceSplit, sort_classes
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import atomic_write, check_regular_file
 from cmsf.utils.memory import available_memory
+from cmsf.utils.progress import progress_bar
 from cmsf.utils.text import first_line, short_repr
 
 _DIGITS = 19
@@ -46,7 +47,11 @@ class Table:
 
 
 def read_table(file: Path) -> Table:
-    columns = read_columns(file)
+    with progress_bar(f"reading {file.name}", None):
+        return _check_table(file, read_columns(file))
+
+
+def _check_table(file: Path, columns: Mapping[str, list[Any]]) -> Table:
     column = "path" if "path" in columns else "index"
     if column not in columns:
         raise BadInput(f"{file} has the columns {_join_names(columns)}; it needs path (or index) and label")

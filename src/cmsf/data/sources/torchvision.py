@@ -8,8 +8,8 @@ from __future__ import annotations
 import inspect
 import io
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext, redirect_stderr, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -179,10 +179,9 @@ class _NoSuchSplit(Exception):
 def _content(chosen: _Set) -> Any:
     """Returns torchvision's object, from the files that are there or else by download."""
     can_download = "download" in chosen.parameters
-    own_bars = nullcontext() if bars_enabled() else redirect_stderr(io.StringIO())
     for download in (False, True) if can_download else (False,):
         try:
-            with own_bars if download else progress_bar(f"opening torchvision:{chosen.name}", None):
+            with _progress(chosen.name, download):
                 return chosen.make(download)
         except ImportError as error:
             package = str(error.name).split(".")[0]
@@ -197,6 +196,17 @@ def _content(chosen: _Set) -> Any:
         f"torchvision:{chosen.name} is not at {chosen.root} and {failed} ({reason}); "
         f"put its files there, or name their folder: torchvision:{chosen.name}@FOLDER"
     )
+
+
+@contextmanager
+def _progress(name: str, download: bool) -> Iterator[None]:
+    """Shows torchvision's own bars of a download on a terminal, and else ours alone."""
+    if download and bars_enabled():
+        yield
+        return
+    theirs = redirect_stderr(io.StringIO()) if download else nullcontext()
+    with progress_bar(f"opening torchvision:{name}", None), theirs:
+        yield
 
 
 def _read(chosen: _Set, content: Any, split: str) -> SourceSplit:

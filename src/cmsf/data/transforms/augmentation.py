@@ -15,7 +15,8 @@ from torch import Tensor
 
 from cmsf.data.transforms import color
 from cmsf.data.transforms.batch import Batch, CroppedBatch, WholeBatch, crop_views
-from cmsf.data.transforms.crops import CenterCrop, DecodedImages, RandomCrop, RandomStream, scale_to_range
+from cmsf.data.transforms.crops import DecodedImages, RandomCrop, RandomStream, scale_to_range
+from cmsf.data.transforms.preprocessing import Preprocessing
 
 _CACHED_PIXELS = 512 * 1024
 _SOLARIZE_THRESHOLD = 128 / 255
@@ -35,6 +36,8 @@ class Augmentation:
     blur: float = 0.0
     blur_sigma: tuple[float, float] = (0.1, 2.0)
     solarise: float = 0.0
+    mean: tuple[float, float, float] = color.IMAGENET_MEAN
+    std: tuple[float, float, float] = color.IMAGENET_STD
 
     def __call__(self, batch: Batch, view: int) -> Float[Tensor, "b 3 s s"]:
         if batch.device.type != "cpu":
@@ -45,7 +48,7 @@ class Augmentation:
 
     def _view(self, batch: Batch, view: int) -> Float[Tensor, "b 3 s s"]:
         draw = RandomStream(batch.seed, batch.epoch, batch.index, view, self.crop.draws)
-        return color.normalize_pixels(self._distort(batch.crop(self.crop, view), draw))
+        return color.normalize_pixels(self._distort(batch.crop(self.crop, view), draw), self.mean, self.std)
 
     def _distort(self, images: Tensor, draw: RandomStream) -> Tensor:
         images = self._jitter(images, draw)
@@ -95,11 +98,16 @@ class Augmentation:
         return torch.where(chosen[:, None, None, None], color.solarize(images, threshold), images)
 
 
-def clean_view(images: DecodedImages, size: int) -> Float[Tensor, "b 3 s s"]:
-    """Returns the view for evaluation: resized, cropped at the center, normalized."""
-    index, crop = torch.arange(len(images)), CenterCrop(size)
+def clean_view(images: DecodedImages, preprocessing: Preprocessing | int) -> Float[Tensor, "b 3 s s"]:
+    """Returns the view for evaluation: resized, cropped at the center, normalized.
+
+    preprocessing: a run's own; or a size alone, with ImageNet's colours, as runs from random weights have it.
+    """
+    if isinstance(preprocessing, int):
+        preprocessing = Preprocessing(preprocessing)
+    index, crop = torch.arange(len(images)), preprocessing.center_crop()
     if isinstance(images, Tensor):
         batch: Batch = WholeBatch(index, 0, 0, images)
     else:
         batch = CroppedBatch(index, 0, 0, crop_views(images, index, {0: crop}, 0, 0), torch.device("cpu"))
-    return color.normalize_pixels(batch.crop(crop, 0))
+    return preprocessing.normalize(batch.crop(crop, 0))

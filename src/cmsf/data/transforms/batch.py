@@ -31,7 +31,8 @@ class WholeBatch(_IndexedImages):
         """Returns what each image shows in this view, in [0, 1], on the training device."""
         draw = RandomStream(self.seed, self.epoch, self.index, view)
         boxes, flipped = crop.boxes(*image_sizes(self.images), draw)
-        return crop_and_resize(self.images, boxes, crop.size, flipped)
+        resized = crop.resized(*self.images.shape[-2:])
+        return crop_and_resize(self.images, boxes, crop.size, flipped, crop.interpolation, resized)
 
     def split(self, size: int) -> Iterator[WholeBatch]:
         """Yields the same images, `size` at a time."""
@@ -77,6 +78,11 @@ def crop_views(
         boxes, flipped = crop.boxes(height, width, RandomStream(seed, epoch, index, view))
         rows = zip(images, boxes, flipped.tolist(), strict=True)
         views[view] = torch.stack(
-            [resized_crop(image, box, crop.size, flip).expand(3, -1, -1) for image, box, flip in rows]
+            [
+                resized_crop(image, box, crop.size, flip, crop.interpolation, crop.resized(*image.shape[-2:])).expand(
+                    3, -1, -1
+                )
+                for image, box, flip in rows
+            ]
         )
     return views

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -12,11 +14,13 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 _GREY_WEIGHTS = (0.2989, 0.587, 0.114)
 
 
-def normalize_pixels(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b 3 h w"]:
-    """Normalizes by ImageNet's mean and standard deviation; grey becomes three equal channels first."""
-    mean = torch.tensor(IMAGENET_MEAN, device=images.device).view(3, 1, 1)
-    std = torch.tensor(IMAGENET_STD, device=images.device).view(3, 1, 1)
-    return ((images - mean) / std).contiguous(memory_format=torch.channels_last)
+def normalize_pixels(
+    images: Float[Tensor, "b c h w"], mean: Sequence[float] = IMAGENET_MEAN, std: Sequence[float] = IMAGENET_STD
+) -> Float[Tensor, "b 3 h w"]:
+    """Normalizes by mean and standard deviation of the channels; grey becomes three equal ones first."""
+    means = torch.tensor(mean, device=images.device).view(3, 1, 1)
+    deviations = torch.tensor(std, device=images.device).view(3, 1, 1)
+    return ((images - means) / deviations).contiguous(memory_format=torch.channels_last)
 
 
 def to_grayscale(images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b 1 h w"]:

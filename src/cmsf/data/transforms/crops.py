@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -16,7 +17,11 @@ from cmsf.utils.rng import uniform
 DecodedImages = UInt8[Tensor, "b c h w"] | Sequence[Tensor]
 """Decoded images: one tensor where all have one size, else a list of (c, h, w) on the CPU."""
 
+Interpolation = Literal["bilinear", "bicubic"]
+CleanCrop = Literal["standard", "small-whole"]
 _ATTEMPTS = 10
+_BICUBIC_A = -0.5
+"""The slope of the cubic kernel at 1: Pillow's, and torch's where it antialiases."""
 
 
 class RandomStream:
@@ -39,9 +44,13 @@ class RandomCrop:
     scale: tuple[float, float] = (0.2, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
+    interpolation: Interpolation = "bilinear"
 
     draws = 3
     """How often it draws from the stream; the colors of the same view draw after it."""
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        return self.size, self.size
 
     def boxes(
         self, height: Int[Tensor, " b"], width: Int[Tensor, " b"], draw: RandomStream
@@ -65,25 +74,67 @@ class RandomCrop:
 
 @dataclass(frozen=True)
 class CenterCrop:
-    """The view for evaluation: resizes the shorter side to 256/224 of the size and crops the center.
+    """The clean view that leaves small images whole: crops the center to a share of the shorter side, then resizes.
 
-    An image with no side above the size is used whole.
+    An image whose shorter side is at most the size loses nothing of it, and one with no side above the size is used
+    whole.
     """
 
     size: int
+    crop_pct: float = 0.875
+    interpolation: Interpolation = "bilinear"
 
     def boxes(
         self, height: Int[Tensor, " b"], width: Int[Tensor, " b"], draw: RandomStream
     ) -> tuple[Int[Tensor, "b 4"], Bool[Tensor, " b"]]:
         extent = torch.stack([height, width], dim=1)
         short = extent.amin(1, keepdim=True)
-        side = torch.where(short > self.size, (short * 224 / 256).round().long(), short)
+        side = torch.where(short > self.size, (short.double() * self.crop_pct).round().long(), short)
         side = torch.where(extent.amax(1, keepdim=True) <= self.size, extent, side)
         corner = ((extent - side) / 2).round().long()
         return torch.cat([corner, side], dim=1), torch.zeros(len(height), dtype=torch.bool)
 
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        return self.size, self.size
 
-Crop = RandomCrop | CenterCrop
+    def describe(self) -> str:
+        size = self.size
+        return (
+            f"an image whose shorter side is above {size} px: its central square with {self.crop_pct:g} of that side, "
+            f"resized to {size} × {size}; else one whose longer side is above {size} px: its central square with the "
+            f"whole shorter side, resized to {size} × {size}; else all of it, resized to {size} × {size} (sides and "
+            "corners rounded to whole pixels, halves to even)"
+        )
+
+
+@dataclass(frozen=True)
+class ResizedCenterCrop:
+    """The clean view of torchvision and timm: resizes the shorter side to size / crop_pct, then crops the center."""
+
+    size: int
+    crop_pct: float = 0.875
+    interpolation: Interpolation = "bilinear"
+
+    def boxes(
+        self, height: Int[Tensor, " b"], width: Int[Tensor, " b"], draw: RandomStream
+    ) -> tuple[Int[Tensor, "b 4"], Bool[Tensor, " b"]]:
+        corner = torch.zeros_like(height)
+        return torch.stack([corner, corner, height, width], dim=1), torch.zeros(len(height), dtype=torch.bool)
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        short, long = self._short_side, int(self._short_side * max(height, width) / min(height, width))
+        return (short, long) if height <= width else (long, short)
+
+    def describe(self) -> str:
+        return f"shorter side resized to {self._short_side} px, centre crop of {self.size} × {self.size}"
+
+    @property
+    def _short_side(self) -> int:
+        return math.floor(self.size / self.crop_pct)
+
+
+Crop = RandomCrop | CenterCrop | ResizedCenterCrop
+"""A box of each image, by `boxes`; the view is the center of that box resized to `resized`."""
 
 
 def image_sizes(images: DecodedImages) -> tuple[Int[Tensor, " b"], Int[Tensor, " b"]]:
@@ -93,44 +144,80 @@ def image_sizes(images: DecodedImages) -> tuple[Int[Tensor, " b"], Int[Tensor, "
 
 
 def crop_and_resize(
-    images: UInt8[Tensor, "b c h w"], boxes: Int[Tensor, "b 4"], size: int, flipped: Bool[Tensor, " b"]
+    images: UInt8[Tensor, "b c h w"],
+    boxes: Int[Tensor, "b 4"],
+    size: int,
+    flipped: Bool[Tensor, " b"],
+    interpolation: Interpolation = "bilinear",
+    resized: tuple[int, int] | None = None,
 ) -> Float[Tensor, "b c s s"]:
     """Resizes each image's box (top, left, height, width) to size × size, in [0, 1], and mirrors where asked.
 
-    Bilinear and antialiased: `torchvision.transforms.v2.functional.resized_crop`, as two matrix products, which a
-    device does for the whole batch at once.
+    Antialiased: `torchvision.transforms.v2.functional.resized_crop`, as two matrix products, which a device does for
+    the whole batch at once. resized: height and width that boxes are resized to instead, to show their center.
     """
     boxes = boxes.to(images.device)
-    rows = resize_matrix(boxes[:, 0], boxes[:, 2], images.shape[-2], size)
-    columns = resize_matrix(boxes[:, 1], boxes[:, 3], images.shape[-1], size)
+    tall, wide = resized or (size, size)
+    rows = resize_matrix(boxes[:, 0], boxes[:, 2], images.shape[-2], size, interpolation, tall)
+    columns = resize_matrix(boxes[:, 1], boxes[:, 3], images.shape[-1], size, interpolation, wide)
     columns = torch.where(flipped.to(columns.device)[:, None, None], columns.flip(1), columns)
-    return rows[:, None] @ (images.float() / 255) @ columns[:, None].mT
+    views = rows[:, None] @ (images.float() / 255) @ columns[:, None].mT
+    return views.clamp_(0, 1) if interpolation == "bicubic" else views  # which overshoots at edges
 
 
 def resized_crop(
-    image: UInt8[Tensor, "c h w"], box: Int[Tensor, " 4"], size: int, flipped: bool
+    image: UInt8[Tensor, "c h w"],
+    box: Int[Tensor, " 4"],
+    size: int,
+    flipped: bool,
+    interpolation: Interpolation = "bilinear",
+    resized: tuple[int, int] | None = None,
 ) -> UInt8[Tensor, "c s s"]:
-    """Resizes one image's box to size × size, rounded to whole grey levels: for images of many sizes, on the CPU."""
+    """Does the same to one image, rounded to whole grey levels: for images of many sizes, on the CPU."""
     top, left, height, width = box.tolist()
     inside = image[None, :, top : top + height, left : left + width]
-    resized = interpolate(inside, (size, size), mode="bilinear", antialias=True)[0]
-    return resized.flip(-1) if flipped else resized
+    tall, wide = resized or (size, size)
+    whole = interpolate(inside, (tall, wide), mode=interpolation, antialias=True)[0]
+    top, left = _central_start(tall, size), _central_start(wide, size)
+    view = whole[:, top : top + size, left : left + size]
+    return view.flip(-1) if flipped else view
 
 
 def resize_matrix(
-    start: Int[Tensor, " b"], length: Int[Tensor, " b"], extent: int, size: int
+    start: Int[Tensor, " b"],
+    length: Int[Tensor, " b"],
+    extent: int,
+    size: int,
+    interpolation: Interpolation = "bilinear",
+    resized: int | None = None,
 ) -> Float[Tensor, "b size extent"]:
-    """Returns the weight of each input pixel in each output pixel when [start, start + length) has `size` pixels.
+    """Returns the weight of each input pixel in each output pixel when [start, start + length) has `resized` pixels.
 
-    A triangle filter, widened by the scale when shrinking; pixels outside of the box weigh nothing.
+    The central `size` of them, or all, as many, where it is None. A triangle or cubic filter, widened by the scale when
+    shrinking; pixels outside of the box weigh nothing.
     """
     precise = torch.float32 if start.device.type == "mps" else torch.float64  # MPS has no float64
-    scale = length.to(precise)[:, None, None] / size
-    output = torch.arange(size, device=start.device, dtype=precise)[:, None] + 0.5
+    resized = resized or size
+    scale = length.to(precise)[:, None, None] / resized
+    output = torch.arange(size, device=start.device, dtype=precise)[:, None] + (_central_start(resized, size) + 0.5)
     pixel = torch.arange(extent, device=start.device, dtype=precise) + 0.5 - start[:, None, None]
-    weight = (1 - (pixel - output * scale).abs() / scale.clamp_min(1)).clamp_min(0)
+    distance = (pixel - output * scale).abs() / scale.clamp_min(1)
+    weight = _cubic(distance) if interpolation == "bicubic" else (1 - distance).clamp_min(0)
     weight = weight * ((pixel > 0) & (pixel < length[:, None, None]))
     return (weight / weight.sum(2, keepdim=True)).float()
+
+
+def _cubic(x: Tensor) -> Tensor:
+    """Returns Keys's kernel (1981) at distances of 0 and more; from 2 on it is 0."""
+    a = _BICUBIC_A
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = a * (((x - 5) * x + 8) * x - 4)
+    return torch.where(x < 1, near, torch.where(x < 2, far, 0))
+
+
+def _central_start(extent: int, size: int) -> int:
+    """Returns where the central `size` pixels begin, rounded as torchvision does."""
+    return round((extent - size) / 2)
 
 
 def scale_to_range(share: Tensor, low: float, high: float) -> Tensor:
