@@ -14,7 +14,7 @@ from cmsf.data import Dataset
 from cmsf.data.labels import Labels, share_of_each_class
 from cmsf.evaluation.features import FeatureExtractor
 from cmsf.evaluation.finetune import HEAD, FineTuneSettings, fine_tune
-from cmsf.evaluation.linear import STANDARDISED, StandardScaler, fit_linear
+from cmsf.evaluation.logistic import LOGISTIC, fit_logistic
 from cmsf.evaluation.metrics import Accuracy, Result
 from cmsf.evaluation.predict import predict_scores
 from cmsf.evaluation.splits import evaluation_splits
@@ -78,22 +78,21 @@ def evaluate_few_labels(
         with progress_prefix(f"{subset.name}, {number} of {len(subsets)}"):
             train = data.train.subset(subset.index)
             features = extractor(data.train)[subset.index.to(extractor.device)]
-            scale = StandardScaler.fit(features)
-            layer, choice = fit_linear(scale(features), subset.label.to(features.device), classes)
-            linear_scores = layer(scale(extractor(test))).cpu()
+            fit = fit_logistic(features, subset.label.to(features.device), classes)
+            linear_scores = fit.layer(extractor(test)).cpu()
             accuracies[f"{subset.name} linear"] = Accuracy.top_k(linear_scores, test.truth)
             network = fine_tune(extractor, train, subset.label, features.shape[1], classes, seed, settings)
             accuracies[f"{subset.name} tuned"] = Accuracy.top_k(predict_scores(network, test, extractor), test.truth)
         described[subset.name] = {
             "labels": f"{subset.origin}: {len(train)} images of {present} classes",
-            "linear": choice | {"layer": STANDARDISED},
+            "linear": fit.choice,
             "tuned": {"head": HEAD, "course": settings.describe(len(train)), "seed": seed},
         }
     protocol = {
         "labels": described,
-        "linear": "one linear layer on frozen features of clean views, LBFGS to convergence",
-        "tuned": "the whole network and a head",
-        "transform": extractor.transform,
+        "linear": f"one linear layer on frozen features of clean views: {LOGISTIC}",
+        "tuned": "the whole network and a head, evaluated on rounded views",
+        **extractor.protocol(data.train, test),
         "train images": {subset.name: len(subset.index) for subset in subsets},
         "test images": len(test),
         "classes": classes,

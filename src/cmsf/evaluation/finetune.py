@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from cmsf.data import Split, load_batches
-from cmsf.data.transforms import RandomCrop, normalize_pixels
 from cmsf.evaluation.features import FeatureExtractor
-from cmsf.evaluation.linear import StandardScaler, fit_linear
+from cmsf.evaluation.logistic import fit_logistic
 from cmsf.evaluation.predict import predict_readable
 from cmsf.models.heads import SGDSettings, mlp
 from cmsf.utils.constants import UNKNOWN
@@ -158,9 +157,30 @@ def train_classifier(
     first_epoch: where epochs are counted from, so that every round has an order and views of its own.
     """
     backbone, head = network
+    train_heads(backbone, [head], split, label, extractor, seed, settings, mode=mode, first_epoch=first_epoch)
+
+
+def train_heads(
+    backbone: nn.Module,
+    heads: Sequence[nn.Module],
+    split: Split,
+    label: Int[Tensor, " n"],
+    extractor: FeatureExtractor,
+    seed: int,
+    settings: FineTuneSettings = FineTuneSettings(),
+    *,
+    taught: Sequence[Bool[Tensor, " n"]] | None = None,
+    mode: FineTuneMode = "head",
+    first_epoch: int = 0,
+) -> None:
+    """Trains heads side by side on the same features of random views, so that many cost the passes of one.
+
+    taught: the images that each head learns from; None: all of them.
+    mode: with `whole` there is one head, and the backbone learns too.
+    """
     whole = mode == "whole"
-    trained = network if whole else head
-    optimizer = settings.make_optimizer(trained.parameters())
+    network = nn.ModuleList([backbone, *heads])
+    optimizers = [settings.make_optimizer((network if whole else head).parameters()) for head in heads]
     batch, epochs = settings.batch_and_epochs(len(split))
     # The last incomplete batch of an epoch is dropped: BatchNorm cannot learn from one image.
     steps = len(split) // batch
@@ -169,21 +189,26 @@ def train_classifier(
         for epoch in range(first_epoch, first_epoch + epochs)
         for index in split.order(seed, epoch)[: steps * batch].split(batch)
     )
-    crop = RandomCrop(extractor.size, scale=CROP_SCALE)
-    network.eval()
-    trained.train()  # a frozen network stays in eval mode: its BatchNorm statistics are part of what is frozen
+    crop = extractor.preprocessing.random_crop(CROP_SCALE)
+    network.train()
+    backbone.train(whole)  # a frozen one stays in eval mode: its BatchNorm statistics are part of what is frozen
     batches = load_batches(split, plan, {0: crop}, seed=seed, device=extractor.device, workers=extractor.workers)
     for views in track(batches, f"fine-tuning on {len(split)} labels", epochs * steps):
         epoch = views.epoch - first_epoch
-        optimizer.param_groups[0]["lr"] = settings.lr * (0.1 if epoch >= settings.drop * epochs else 1)
-        optimizer.zero_grad()
         with torch.set_grad_enabled(whole):
-            features = backbone(normalize_pixels(views.crop(crop, 0)))
-        loss = cross_entropy(head(features), label[views.index].to(extractor.device))
-        if not loss.isfinite():
-            raise _diverged(epoch, epochs, settings)
-        loss.backward()
-        optimizer.step()
+            features = backbone(extractor.preprocessing.normalize(views.crop(crop, 0)))
+        for number, (head, optimizer) in enumerate(zip(heads, optimizers, strict=True)):
+            keep = slice(None) if taught is None else taught[number][views.index].nonzero()[:, 0]
+            known = views.index[keep]
+            if len(known) < 2:  # nor from the only one of a batch
+                continue
+            optimizer.param_groups[0]["lr"] = settings.lr * (0.1 if epoch >= settings.drop * epochs else 1)
+            optimizer.zero_grad()
+            loss = cross_entropy(head(features[keep]), label[known].to(extractor.device))
+            if not loss.isfinite():
+                raise _diverged(epoch, epochs, settings)
+            loss.backward()
+            optimizer.step()
     if not all(value.isfinite().all() for value in network.state_dict().values()):
         raise _diverged(epochs - 1, epochs, settings)
     network.eval()
@@ -211,17 +236,13 @@ class LinearHead(nn.Linear):
 
 
 def fit_linear_head(network: nn.Sequential, split: Split, label: Int[Tensor, " n"], extractor: FeatureExtractor) -> str:
-    """Fits the head as the linear evaluation does; returns how, in words."""
+    """Fits the head as the evaluation of few labels does; returns how, in words."""
     features = extractor(split)
-    scaler = StandardScaler.fit(features)
     head = network[1]
     assert isinstance(head, LinearHead)
-    layer, chosen = fit_linear(scaler(features), label.to(features.device), head.out_features)
-    # One layer for both: W (x − mean) / deviation + b.
-    weight = layer.weight.cpu().double() / scaler.deviation.cpu().double()
-    bias = layer.bias.cpu().double() - weight @ scaler.mean.cpu().double()
+    fit = fit_logistic(features, label.to(features.device), head.out_features)
     with torch.no_grad():
-        head.weight.copy_(weight)
-        head.bias.copy_(bias)
+        head.weight.copy_(fit.layer.weight)
+        head.bias.copy_(fit.layer.bias)
     network.eval()
-    return f"LBFGS to convergence on clean views of {len(split)} images, weight decay {chosen['weight decay']:g}"
+    return f"{fit}, on clean views of {len(split)} images"

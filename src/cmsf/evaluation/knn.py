@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from cmsf.data import Dataset, Split
-from cmsf.evaluation.features import LAYER, FeatureExtractor, raw_pixels, transform_name
+from cmsf.data.transforms import Preprocessing
+from cmsf.evaluation.features import LAYER, FeatureExtractor, raw_pixels, view_protocol
 from cmsf.evaluation.metrics import Accuracy, Result
 from cmsf.evaluation.splits import describe_splits, evaluation_splits
 from cmsf.method.topk import OwnRow, nearest_vectors
@@ -49,17 +50,16 @@ KNN_CLASSIFIERS = {
 
 def evaluate_knn(extractor: FeatureExtractor, data: Dataset) -> Result:
     """Classifies the test images by their neighbours among the training images."""
-    return _evaluate(extractor, data, {"layer": LAYER, "transform": extractor.transform})
+    return _evaluate(extractor, data, LAYER, extractor.preprocessing)
 
 
-def evaluate_pixels(data: Dataset, size: int, workers: int = 0) -> Result:
+def evaluate_pixels(data: Dataset, preprocessing: Preprocessing, workers: int = 0) -> Result:
     """Does the same by raw pixels, at most 64 a side: larger ones would be slower and no better to compare."""
-    size = min(size, 64)
-    layer = {"layer": "pixels, L2-normalised", "transform": transform_name(size)}
-    return _evaluate(lambda split: raw_pixels(split, size, workers), data, layer)
+    small = replace(preprocessing, size=min(preprocessing.size, 64))
+    return _evaluate(lambda split: raw_pixels(split, small, workers), data, "pixels, L2-normalised", small)
 
 
-def _evaluate(features: Callable[[Split], Tensor], data: Dataset, layer: dict[str, str]) -> Result:
+def _evaluate(features: Callable[[Split], Tensor], data: Dataset, layer: str, preprocessing: Preprocessing) -> Result:
     train, test = evaluation_splits(data)
     train_features = features(train)
     predictions = classify(features(test), train_features, train.truth, KNN_CLASSIFIERS)
@@ -72,7 +72,8 @@ def _evaluate(features: Callable[[Split], Tensor], data: Dataset, layer: dict[st
         for name, knn in KNN_CLASSIFIERS.items()
     }
     accuracies = {name: Accuracy(predicted == test.truth, test.truth) for name, predicted in predictions.items()}
-    return Result(accuracies, {"votes": votes, **layer, **describe_splits(train, test, data)})
+    views = view_protocol(preprocessing, train, test)
+    return Result(accuracies, {"votes": votes, "layer": layer, **views, **describe_splits(train, test, data)})
 
 
 def classify(
@@ -99,7 +100,7 @@ def evaluate_retrieval(extractor: FeatureExtractor, data: Dataset) -> Result:
     protocol = {
         "measure": "R@k: the share of test images with one of their class among their k nearest training images",
         "layer": LAYER,
-        "transform": extractor.transform,
+        **extractor.protocol(train, test),
         "train images": len(train),
         "test images": len(test),
         "test split": data.test_origin,
@@ -130,7 +131,7 @@ def k_nearest(
     left_out = torch.full((len(query),), UNKNOWN, device=train.device) if own is None else own.to(train.device)
     k, others = min(k, len(train) - (own is not None)), OwnRow(left_out, included=False)
     starts = range(0, len(query), _CHUNK)
-    for start in track(starts, "neighbours", len(starts)):
+    for start in track(starts, "neighbours", len(query), _CHUNK):
         part = slice(start, start + _CHUNK)
         near = nearest_vectors(query[part], train, every_row, number, k, others[part])
         # As train[near], which would take twice as long: a row is copied whole.

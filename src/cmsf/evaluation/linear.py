@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from cmsf.data import Dataset
 from cmsf.evaluation.features import LAYER, FeatureExtractor
+from cmsf.evaluation.folds import FOLDS, validation_folds
 from cmsf.evaluation.metrics import Accuracy, Result, in_top_k
 from cmsf.evaluation.splits import describe_splits, evaluation_splits
 from cmsf.utils.errors import BadInput
 from cmsf.utils.progress import progress_bar
-from cmsf.utils.rng import uniform
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,8 @@ _MAX_ITERATIONS = 500
 _GRADIENT_TOLERANCE = 1e-5
 _MIN_DEVIATION = 0.01
 """Of the median over dimensions."""
-_ENOUGH_FOR_A_TENTH = 5000
-_FOLDS = 5
 _BLOCK = 2**24
 """How many numbers of the features a block holds: 64 MB of float32."""
-_HOLD_OUT = 0x11EA << 40  # what this use of the hash is for; no epoch is ever so high
 
 
 def evaluate_linear(extractor: FeatureExtractor, data: Dataset) -> Result:
@@ -132,7 +129,7 @@ def evaluate_linear(extractor: FeatureExtractor, data: Dataset) -> Result:
         "classifier": "one linear layer, cross-entropy, LBFGS to convergence, weight decay on the weights",
         **choice,
         "layer": STANDARDISED,
-        "transform": extractor.transform,
+        **extractor.protocol(train, test),
         "augmentation": "none",
         **describe_splits(train, test, data),
     }
@@ -191,21 +188,12 @@ def fit_linear(
         best = max(accuracy, key=lambda decay: (accuracy[decay], decay))
         update(len(WEIGHT_DECAYS), f"the best again, {best:g}, on all images")
         ((_, layer),) = fit_path(features, label, classes, (best,))
-    held_out = f"{int(folds[0].sum())} of {len(label)}" if len(folds) == 1 else f"{_FOLDS} folds of the"
+    held_out = f"{int(folds[0].sum())} of {len(label)}" if len(folds) == 1 else f"{FOLDS} folds of the"
     return layer, {
         "weight decay": best,
         "chosen on": f"{held_out} training images, by a hash",
         "validation accuracy by weight decay": {f"{decay:g}": value for decay, value in accuracy.items()},
     }
-
-
-def validation_folds(count: int) -> list[Bool[Tensor, " n"]]:
-    """Marks the images to hold out: a tenth by a hash, or all of them in five folds where they are few."""
-    chance = uniform(1, _HOLD_OUT, torch.arange(count))[:, 0]
-    if count >= _ENOUGH_FOR_A_TENTH:
-        return [chance < 0.1]
-    place = chance.argsort(stable=True).argsort()  # of equal sizes, for a few images may all fall into one fold
-    return [place % _FOLDS == number for number in range(min(_FOLDS, count))]
 
 
 def fit_path(
@@ -214,10 +202,12 @@ def fit_path(
     classes: int,
     weight_decays: Sequence[float],
     rows: Int[Tensor, " m"] | None = None,
+    tolerance: float = _GRADIENT_TOLERANCE,
 ) -> Iterator[tuple[float, LinearClassifier]]:
     """Minimises mean cross-entropy + decay / 2 |W|² to convergence, for each decay from where the last one ended.
 
     rows: those that are fitted; None: all.
+    tolerance: of the largest part of the gradient.
     """
     present = (label if rows is None else label[rows]).unique()
     place = torch.searchsorted(present, label).clamp_max(len(present) - 1)  # of rows that are not fitted, any
@@ -227,7 +217,7 @@ def fit_path(
             [weight, bias],
             max_iter=_MAX_ITERATIONS,
             max_eval=2 * _MAX_ITERATIONS,
-            tolerance_grad=_GRADIENT_TOLERANCE,
+            tolerance_grad=tolerance,
             history_size=10,
             line_search_fn="strong_wolfe",
         )

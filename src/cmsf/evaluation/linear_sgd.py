@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from cmsf.data import Dataset, Split, load_batches
-from cmsf.data.transforms import RandomCrop, normalize_pixels
 from cmsf.evaluation.features import FeatureExtractor, eval_mode, unit_features
 from cmsf.evaluation.linear import STANDARDISED, LinearClassifier, StandardScaler, fit_path, top_k_accuracies
 from cmsf.evaluation.metrics import Accuracy, Result
@@ -94,7 +93,7 @@ def evaluate_linear_sgd(extractor: FeatureExtractor, data: Dataset) -> Result:
         "effect of augmentation on top-1, points": effect,
         "seed of orders and views": _SEED,
         "layer": STANDARDISED,
-        "transform": extractor.transform,
+        **extractor.protocol(train, test),
         **describe_splits(train, test, data),
     }
     return Result(accuracies, protocol)
@@ -122,8 +121,9 @@ def fit_by_sgd(
 
 def _random_views(extractor: FeatureExtractor, split: Split, plan: Iterable[tuple[int, Tensor]]) -> Batches:
     """Yields features of one random view per image and epoch."""
-    crop = RandomCrop(extractor.size, scale=SCALE)
+    preprocessing = extractor.preprocessing
+    crop = preprocessing.random_crop(SCALE)
     device, workers = extractor.device, extractor.workers
     with eval_mode(extractor.backbone) as backbone:
         for batch in load_batches(split, plan, {0: crop}, seed=_SEED, device=device, workers=workers):
-            yield batch.epoch, batch.index, unit_features(backbone, normalize_pixels(batch.crop(crop, 0)))
+            yield batch.epoch, batch.index, unit_features(backbone, preprocessing.normalize(batch.crop(crop, 0)))

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from cmsf.utils.progress import track
+
 ACCURACY, MEAN_PER_CLASS = "accuracy", "mean per class"
 BINS = 15
 _RESAMPLES = 1000
@@ -120,6 +122,19 @@ def accuracy_estimate(correct: Bool[Tensor, " n"]) -> Estimate:
     return Estimate(100 * share, 100 * max(0.0, centre - half), 100 * min(1.0, centre + half))
 
 
+def change_estimate(before: Bool[Tensor, " n"], after: Bool[Tensor, " n"]) -> Estimate:
+    """Returns by how many points the accuracy on the same images has changed, with its 95 % interval.
+
+    The interval is Agresti and Min's (2005) for paired shares: half an image is added to each of the four cells
+    (right or wrong, before and after), and the difference is taken to be normal.
+    """
+    count, gained, lost = len(before), int((after & ~before).sum()), int((before & ~after).sum())
+    total, up, down = count + 2, gained + 0.5, lost + 0.5
+    centre = (up - down) / total
+    half = NormalDist().inv_cdf(0.975) * math.sqrt((up + down) / total - centre**2) / math.sqrt(total)
+    return Estimate(100 * (gained - lost) / count, 100 * (centre - half), 100 * (centre + half))
+
+
 def class_mean(correct: Bool[Tensor, " n"], truth: Int[Tensor, " n"]) -> float:
     """Returns, in per cent, the mean over classes of the accuracy within each."""
     _, place = truth.unique(return_inverse=True)
@@ -137,7 +152,8 @@ def class_mean_estimate(correct: Bool[Tensor, " n"], truth: Int[Tensor, " n"]) -
     cells = 2 * len(present)
     generator = torch.Generator().manual_seed(_SEED)
     means = []
-    for block in torch.arange(_RESAMPLES).split(max(1, _DRAWS_AT_ONCE // images)):
+    at_once = max(1, _DRAWS_AT_ONCE // images)
+    for block in track(torch.arange(_RESAMPLES).split(at_once), "intervals", _RESAMPLES, at_once):
         drawn = cell[torch.randint(images, (len(block), images), generator=generator)]
         drawn += cells * torch.arange(len(block))[:, None]
         counts = drawn.flatten().bincount(minlength=len(block) * cells).view(len(block), -1, 2).double()

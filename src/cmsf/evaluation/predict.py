@@ -10,8 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cmsf.data import Split, Unreadable, load_batches
-from cmsf.data.transforms import CenterCrop, normalize_pixels
-from cmsf.evaluation.features import BATCH, FeatureExtractor, batch_count, eval_mode
+from cmsf.evaluation.features import BATCH, FeatureExtractor, eval_mode
 from cmsf.utils.errors import BadInput
 from cmsf.utils.progress import track
 
@@ -81,14 +80,14 @@ def predict_batches(
     """
     if isinstance(split.images, Tensor):
         split = replace(split, images=list(split.images))
-    crop = CenterCrop(extractor.size)
+    crop = extractor.preprocessing.center_crop()
     plan = ((0, index) for index in torch.arange(len(split)).split(BATCH))
     device, workers = extractor.device, extractor.workers
     batches = load_batches(split, plan, {0: crop}, seed=0, device=device, workers=workers, on_unreadable=on_unreadable)
     dtype = next((weight.dtype for weight in network.parameters()), torch.float32)
     with eval_mode(network), torch.no_grad():
-        for batch in track(batches, "predicting", batch_count(split)):
-            scores = network(normalize_pixels(batch.crop(crop, 0)).to(dtype)).float().cpu()
+        for batch in track(batches, "predicting", len(split), BATCH):
+            scores = network(extractor.preprocessing.normalize(batch.crop(crop, 0)).to(dtype)).float().cpu()
             bad = int((~scores.isfinite().all(1)).sum())
             if bad:
                 raise BadInput(

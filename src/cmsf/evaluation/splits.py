@@ -55,6 +55,20 @@ def evaluation_splits(data: Dataset) -> tuple[Split, Split]:
     return data.train.subset(data.train.with_truth), data.test.subset(data.test.with_truth)
 
 
+def describe_votes(data: Dataset) -> str:
+    """Says how many true labels k-NN votes with, where training has other labels; nothing where it has the same."""
+    train = data.train
+    if not can_evaluate(data) or (torch.equal(train.label, train.truth) and data.label_names == data.classes):
+        return ""
+    right = int((train.label == data.as_label(train.truth))[train.labelled].sum())
+    groups = f", joined into {len(data.label_names)} groups" if data.groups else ""
+    others = len(train.labelled) - right
+    return (
+        f"k-NN in the log votes with the true labels of all {len(train.with_truth):,} training images, of which "
+        f"training has {right:,}{groups}" + (f", and {others:,} labels that differ" if others else "")
+    )
+
+
 def describe_splits(train: Split, test: Split, data: Dataset) -> dict[str, Any]:
     """Returns the part of a protocol that says which images were used."""
     return {

@@ -16,7 +16,7 @@ from cmsf.evaluation.metrics import Accuracy, MeanAccuracy, Result, in_top_k
 from cmsf.evaluation.transfer.datasets import MEAN, PreparedSet, TransferSet, open_set
 from cmsf.evaluation.transfer.trial import Problem, fit
 from cmsf.evaluation.transfer.tune import OnProgress, Tuner
-from cmsf.utils.progress import Update, progress_bar, progress_prefix
+from cmsf.utils.progress import Update, progress_bar, progress_prefix, track
 
 
 def evaluate_transfer(
@@ -31,7 +31,8 @@ def evaluate_transfer(
 
     trials: what is asked for, for each set; `tuner` may find more that were run before.
     """
-    prepared = [open_set(dataset, seed) for dataset in suite]  # mistakes show before any work
+    opened = track(suite, "data sets", len(suite))
+    prepared = [open_set(dataset, seed) for dataset in opened]  # mistakes show before any work
     for prepared_set in prepared:
         for note in prepared_set.notes:
             print_line(f"{prepared_set.dataset.name}: {note}")
@@ -55,7 +56,7 @@ def evaluate_transfer(
         "search": "iterations 1 to 1000, lr 1e-6 to 1, weight decay 1e-9 to 1, all log-uniform; "
         "chosen on val, fitted again on train and val, judged on test",
         "layer": STANDARDISED,
-        "transform": extractor.transform,
+        **extractor.protocol(*(inference_split(part) for each in prepared for part in each.parts.values())),
         "augmentation": "none",
         "seed": seed,
         "data sets": described,
@@ -85,7 +86,7 @@ def _evaluate_set(
     scale = StandardScaler.fit(features[splits.train])
     train, val = ((scale(features[rows]), labels.number[rows]) for rows in (splits.train, splits.val))
     problem = Problem(*train, *val, classes, dataset.per_class)
-    fingerprint = f"{prepared.fingerprint()}{extractor.network} {extractor.transform}"
+    fingerprint = f"{prepared.fingerprint()}{extractor.network} {extractor.preprocessing.key}"
     tuned = tuner(problem, f"{dataset.name}-{sha256(fingerprint.encode()).hexdigest()[:16]}", on_progress)
     fitted = torch.cat([splits.train, splits.val])
     scale = StandardScaler.fit(features[fitted])
