@@ -123,7 +123,7 @@ def score_labels(
 
 def _nearest(features: Float[Tensor, "n f"], k: int) -> Iterator[tuple[Tensor, Tensor]]:
     starts = range(0, len(features), _CHUNK)
-    for start in track(starts, "votes", len(starts)):
+    for start in track(starts, "votes", len(features), _CHUNK):
         rows = torch.arange(start, min(start + _CHUNK, len(features)))
         yield from k_nearest(features[start : start + _CHUNK], features, k, rows)
 

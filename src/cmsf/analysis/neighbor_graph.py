@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cmsf.evaluation.knn import k_nearest
+from cmsf.utils.progress import track
 
 _BATCH = 4096
 
@@ -38,7 +39,8 @@ class NeighborGraph:
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields rows and similarities in chunks of images, like `k_nearest`."""
-        for row, similarity in zip(self.row.split(_BATCH), self.similarity.split(_BATCH), strict=True):
+        chunks = zip(self.row.split(_BATCH), self.similarity.split(_BATCH), strict=True)
+        for row, similarity in track(chunks, "votes", len(self.row), _BATCH):
             yield row.long(), similarity.double()
 
 

@@ -1,7 +1,7 @@
 """Recipes: what a run computes, by name or from a file."""
 
 from cmsf.recipes.baselines import BASELINES
-from cmsf.recipes.lookup import METHODS, NAMES, check_recipe_name, explain, get_recipe, has_scale
+from cmsf.recipes.lookup import METHODS, NAMES, check_recipe_name, explain, get_recipe, has_scale, scale_of
 from cmsf.recipes.methods import OURS
 from cmsf.recipes.scales import SCALES
 from cmsf.recipes.variants import VARIANTS
@@ -17,4 +17,5 @@ __all__ = [
     "explain",
     "get_recipe",
     "has_scale",
+    "scale_of",
 ]

@@ -78,15 +78,21 @@ def check_recipe_name(name: str) -> None:
         raise BadInput(f"no such recipe file: {name}")
 
 
+def scale_of(name: str) -> str | None:
+    """Returns the scale that a name says."""
+    return RecipeName.parse(name).scale
+
+
 def has_scale(name: str) -> bool:
     """Whether the name says its scale; otherwise the size of the images decides."""
     return _is_file(name) or RecipeName.parse(name).scale is not None
 
 
-def get_recipe(name: str, small_images: bool | None = None) -> Recipe:
+def get_recipe(name: str, small_images: bool | None = None, pretrained: bool = False) -> Recipe:
     """Returns the recipe of a name or of a YAML file.
 
     small_images: whether a name without a scale means `small` or `standard`; None: it must have a scale.
+    pretrained: whether it means `adapt` instead.
     """
     check_recipe_name(name)
     if _is_file(name):
@@ -94,7 +100,7 @@ def get_recipe(name: str, small_images: bool | None = None) -> Recipe:
     parsed = RecipeName.parse(name)
     if parsed.scale is None and small_images is None:
         raise BadInput(f"{name} has no scale; use {' or '.join(f'{name}-{scale}' for scale in SCALES)}")
-    return parsed.recipe(parsed.scale or ("small" if small_images else "standard"))
+    return parsed.recipe(parsed.scale or ("adapt" if pretrained else "small" if small_images else "standard"))
 
 
 def explain(name: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from operator import ge, gt, le
@@ -31,11 +31,13 @@ AMERICAN = {
     "unlabeled_weight": "unlabelled_weight",
 }
 """Fields that are taken in American spelling too; files are written in the British one."""
+INPUT_SETTINGS = ("mean", "std", "interpolation", "crop_pct", "clean_crop")
+"""What is done to images before a network sees them, beside their size: weights expect what they were trained with."""
 
 
-def option(default: Any, help: str, **bounds: float) -> Any:
+def option(default: Any, help: str, metavar: str = "", **bounds: float) -> Any:
     """Returns a field with its help and its bounds: `above` (exclusive), `minimum` and `maximum`."""
-    return field(default=default, metadata={"help": help, **bounds})
+    return field(default=default, metadata={"help": help, "metavar": metavar, **bounds})
 
 
 @dataclass(frozen=True)
@@ -80,12 +82,15 @@ class Recipe:
     unlabelled_weight: float = option(1.0, "weight of fixmatch's loss on pseudo-labels", minimum=0)
 
     # The network
-    backbone: str = option("resnet50", "small-residual, or any timm name")
+    backbone: str = option("resnet50", "small-residual, or any timm name; auto: the network of --init")
     stem: Literal["standard", "small"] = option("standard", "a ResNet's first layers; small: for images up to 64 px")
     init: str = option(
         "none",
         "weights to start from: a timm pretrained name, a .safetensors or state-dict file, or another run; none: "
         "random ones",
+    )
+    init_by_order: bool = option(
+        False, "whether the tensors of an --init file are taken one after the other, whatever their names"
     )
     projection_hidden: int | Auto = option(
         AUTO, "hidden width of the projector; auto: twice the features", minimum=1, maximum=65_536
@@ -103,7 +108,33 @@ class Recipe:
 
     # Views
     size: int | Auto = option(
-        AUTO, "pixels of a view; auto: the images' own size up to 64, else 128", minimum=8, maximum=1024
+        AUTO,
+        "pixels of a view; auto: the images' own size up to 64, else 128; with --init, the smaller of the images' and "
+        "the weights' own",
+        minimum=8,
+        maximum=1024,
+    )
+    mean: str = option(
+        AUTO,
+        "mean of red, green and blue that images are normalised by, from 0 to 1; auto: what --init was trained with, "
+        "else ImageNet's",
+        "R,G,B",
+    )
+    std: str = option(AUTO, "their standard deviation; auto: likewise", "R,G,B")
+    interpolation: Literal["bilinear", "bicubic"] | Auto = option(
+        AUTO, "how images are resized; auto: as --init was trained, else bilinear"
+    )
+    crop_pct: float | Auto = option(
+        AUTO,
+        "share of the shorter side that a clean view shows, as timm has it; auto: as --init was evaluated, else 0.875",
+        above=0,
+        maximum=1,
+    )
+    clean_crop: Literal["standard", "small-whole"] | Auto = option(
+        AUTO,
+        "standard: a clean view is resized, then cropped, as in torchvision and timm; small-whole: cropped, then "
+        "resized, and of an image whose shorter side is at most --size nothing is cropped from that side; auto: "
+        "standard with --init, else small-whole",
     )
     weak_crop: float | Auto = option(
         AUTO, "smallest share of the image in a weak view; auto: 0.2, or 0.14 beside extra crops", above=0, maximum=1
@@ -163,23 +194,36 @@ class Recipe:
     skip_broken: bool = option(False, "leave out images that cannot be read, and list them in the run folder")
 
     # Optimisation
-    epochs: int = option(200, "passes over the images", minimum=1)
+    epochs: int = option(200, "passes over the images; 0: none, for a run of the starting weights", minimum=0)
+    freeze_epochs: int = option(0, "first so many epochs train the heads alone, on a frozen backbone", minimum=0)
     batch_size: int | Auto = option(
         AUTO, "images a step; auto: 256, or 128 below 20,000 images, or fewer for few", minimum=2
     )
-    optimiser: Literal["sgd", "lars"] = option(
-        "sgd", "lars: each layer's step in proportion to its weights, for batches of thousands"
+    accumulate: int = option(
+        1,
+        "parts in which a batch goes through the network, for less memory: the same step, but that BatchNorm sees a "
+        "part at a time",
+        minimum=1,
+    )
+    optimiser: Literal["sgd", "lars", "adamw"] = option(
+        "sgd", "lars: each layer's step in proportion to its weights, for batches of thousands; adamw: for --init"
     )
     lr: float = option(0.05, "learning rate", above=0)
     lr_schedule: Literal["cosine", "step"] = option(
         "cosine", "how the learning rate falls: to zero by a cosine, or to a tenth after each third of the epochs"
     )
+    layer_decay: float = option(
+        1.0, "the learning rate of each layer of the backbone, as a share of that of the next one", above=0, maximum=1
+    )
+    clip_grad: float = option(0.0, "largest norm of the gradient; 0: any", minimum=0)
     warmup_epochs: int | Auto = option(
         0, "epochs over which the learning rate rises from zero; auto: a twentieth of them", minimum=0
     )
     sgd_momentum: float = option(0.9, "momentum of SGD", minimum=0, maximum=1)
     weight_decay: float = option(
-        1e-4, "weight decay, on all parameters; with lars, not on biases and BatchNorm", minimum=0
+        1e-4,
+        "weight decay, on all parameters; with lars, adamw or --layer-decay, not on biases and BatchNorm",
+        minimum=0,
     )
     precision: Literal["fp32", "bf16", "fp16", "fp64", "auto"] = option(
         "fp32",
@@ -187,14 +231,18 @@ class Recipe:
         "has instructions for it",
     )
 
-    batch_norm: Literal["sync", "shuffle"] = option(
+    batch_norm: Literal["sync", "shuffle", "frozen"] = option(
         "sync",
         "with several processes, BatchNorm sees the whole batch; shuffle: each process's share alone, and other shares "
-        "in the target encoder than in the online one (ShuffleBN)",
+        "in the target encoder than in the online one (ShuffleBN); frozen: the backbone normalises by the statistics "
+        "of its starting weights",
     )
 
     # The run
     seed: int = option(0, "decides weights, order, views and splits", minimum=0, maximum=2**32 - 1)
+    keep: Literal["last", "best"] = option(
+        "last", "which epoch's weights the run ends with; best: by k-NN on labels held out of training"
+    )
     evaluate_every: int = option(10, "epochs between k-NN evaluations; 0: at the end alone", minimum=0)
     checkpoint_every: int = option(1, "epochs between checkpoints", minimum=1)
     log_every: int = option(10, "steps between lines of metrics.jsonl", minimum=1)
@@ -206,6 +254,12 @@ class Recipe:
             raise BadInput(
                 f"a recipe cannot be called {short_repr(self.name)!r}; use letters, digits, dots, dashes and +"
             )
+        for name, least in (("mean", 0.0), ("std", _LEAST_STD)):
+            value = getattr(self, name)
+            if value == AUTO and type(self) is Recipe:
+                continue
+            if not all(least <= number <= 1 for number in parse_channels(f"--{name}", value)):
+                raise BadInput(f"--{name} {short_repr(value)} is out of range; use numbers from {least:g} to 1")
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
         """Returns the recipe with other values; an unknown name is refused with the nearest one."""
@@ -215,6 +269,10 @@ class Recipe:
                 hint = did_you_mean(name, _field_types(), "see cmsf recipes NAME")
                 raise BadInput(f"a recipe has no {short_repr(name)!r}; {hint}")
         return replace(self, **changes)
+
+    def filled(self, settings: Mapping[str, Any]) -> Self:
+        """Returns the recipe with values for those of these settings that are `auto`."""
+        return self.changed({name: value for name, value in settings.items() if getattr(self, name) == AUTO})
 
     def differences(self, other: Recipe) -> list[str]:
         mine, theirs = asdict(self), asdict(other)
@@ -236,11 +294,11 @@ class Recipe:
         """Returns the recipe with the values of a file."""
         if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
             raise BadInput(f"{origin} is not a recipe: it must be a list of `name: value` lines")
-        missing = set() if cls is Recipe else cls.__annotations__.keys() - values.keys()
+        missing = set() if cls is Recipe else cls.__annotations__.keys() - values.keys() - ResolvedRecipe.usual().keys()
         if missing:  # of what a run has settled
             raise BadInput(f"{origin} lacks {min(missing)}: another version of cmsf wrote it; train it again")
         try:
-            return cls(**asdict(Recipe().changed(values)))
+            return cls(**asdict(Recipe().changed(values if cls is Recipe else ResolvedRecipe.usual() | values)))
         except BadInput as error:
             raise BadInput(f"{origin}: {error}") from None
 
@@ -263,6 +321,16 @@ class ResolvedRecipe(Recipe):
     cache: Literal["ram", "off"]
     warmup_epochs: int
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
+    mean: str = "0.485,0.456,0.406"
+    std: str = "0.229,0.224,0.225"
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    crop_pct: float = 0.875
+    clean_crop: Literal["standard", "small-whole"] = "small-whole"
+
+    @classmethod
+    def usual(cls) -> dict[str, Any]:
+        """Returns what `auto` is if nothing says otherwise: also what runs did that are older than the setting."""
+        return {name: value for name, value in vars(cls).items() if name in cls.__annotations__}
 
 
 def british(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -284,8 +352,23 @@ def parse_value(name: str, text: str) -> Any:
     return text.lower() == "true" if bool in types_ and text.lower() in ("true", "false") else text
 
 
+def parse_channels(name: str, text: str) -> tuple[float, float, float]:
+    """Returns the numbers of red, green and blue, as "0.485,0.456,0.406" has them."""
+    numbers = [parse_number(part.strip()) for part in text.split(",")]
+    if len(numbers) != 3 or not all(is_number(number) for number in numbers):
+        raise BadInput(f"invalid value {name} {short_repr(text)}; expected red, green and blue, as 0.485,0.456,0.406")
+    red, green, blue = map(float, numbers)
+    return red, green, blue
+
+
+def format_channels(numbers: Sequence[float]) -> str:
+    return ",".join(map(str, numbers))
+
+
 def metavar(name: str) -> str:
     """Returns what a help page shows for the value of a field."""
+    if own := Recipe.__dataclass_fields__[name].metadata["metavar"]:
+        return str(own)
     short = {int: "N", float: "X", bool: "true|false", str: "NAME"}
     return "|".join(short.get(type_, str(type_)) for type_ in _alternatives(_field_types()[name]))
 
@@ -297,6 +380,7 @@ def _field_types() -> dict[str, Any]:
 
 _BOUNDS = {"above": ("above", gt), "minimum": ("at least", ge), "maximum": ("at most", le)}
 """The bounds of an option in words, and the comparison that a value has to pass."""
+_LEAST_STD = 1e-3
 _MAX_INT = 2**63 - 1
 """The limit of whole numbers that have no other: what tensors hold, and what can be written out."""
 
@@ -304,7 +388,8 @@ _MAX_INT = 2**63 - 1
 def _check(name: str, value: Any, kind: Any) -> None:
     if not any(_is_valid(value, type_) for type_ in _alternatives(kind)):
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}
-        wanted = " or ".join(names.get(type_, str(type_)) for type_ in _alternatives(kind))
+        own = Recipe.__dataclass_fields__[name].metadata["metavar"]
+        wanted = own or " or ".join(names.get(type_, str(type_)) for type_ in _alternatives(kind))
         raise BadInput(f"invalid value --{name.replace('_', '-')} {short_repr(value)}; expected {wanted}")
     if isinstance(value, bool | str):
         return

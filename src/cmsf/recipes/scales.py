@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cmsf.recipes.recipe import Recipe
+from cmsf.recipes.recipe import AUTO, Recipe
 
 
 def imagenet() -> Recipe:
@@ -38,4 +38,29 @@ def small() -> Recipe:
     )
 
 
-SCALES = {"small": small, "standard": standard, "imagenet": imagenet}
+def adapt() -> Recipe:
+    """From pretrained weights, to one's own photos: the network of --init, changed slowly and no more than it helps.
+
+    AdamW, with less of the learning rate in each layer than in the one above it; heads first; BatchNorm's statistics
+    of the weights; a slow target; mild crops; and the best epoch is kept, the starting weights among them.
+    """
+    return Recipe(
+        backbone=AUTO,
+        weak_crop=0.5,
+        strong_crop=0.3,
+        epochs=10,
+        optimiser="adamw",
+        lr=3e-4,
+        layer_decay=0.8,
+        weight_decay=0.05,
+        clip_grad=1.0,
+        freeze_epochs=1,
+        batch_norm="frozen",
+        target_momentum=0.996,
+        target_momentum_end=0.999,
+        keep="best",
+        evaluate_every=1,
+    )
+
+
+SCALES = {"small": small, "standard": standard, "adapt": adapt, "imagenet": imagenet}

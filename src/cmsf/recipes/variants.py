@@ -52,7 +52,9 @@ VARIANTS = {
         f"top-{k}": Variant(f"pulled to the {k} nearest of the class (supplement, {where})", {"k": k}, _BY_CLASS)
         for k, where in _TOPS.items()
     },
-    "top-all": Variant("pulled to the mean of the whole class (supplement, ablations c)", {"k": "all"}, _BY_CLASS),
+    "top-all": Variant(
+        "pulled to the mean of the whole class (supplement, ablations c)", {"k": "all", "keep": "last"}, _BY_CLASS
+    ),
     "without-target": Variant(
         "the image's own embedding is not among its neighbours or positives (supplement, ablations b and d)",
         {"include_query": False},

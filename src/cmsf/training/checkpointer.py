@@ -18,6 +18,7 @@ from cmsf.recipes.recipe import ResolvedRecipe
 from cmsf.runs import checkpoint
 from cmsf.runs.checkpoint import CACHE, CHANGED, PROGRESS, STATE, Checkpoint, CheckpointFile, CorruptCheckpoint
 from cmsf.runs.folder import RunFolder
+from cmsf.training.best_weights import split_labels
 from cmsf.training.options import TrainingOptions
 from cmsf.utils.errors import BadInput, first_few
 from cmsf.utils.files import FullDisk
@@ -169,7 +170,8 @@ def load_learner(
     folder: RunFolder, recipe: ResolvedRecipe, data: Dataset, device: torch.device, warn: Callable[[str], None]
 ) -> Learner:
     """Builds the learner of a run and restores its latest checkpoint."""
-    learner = make_learner(recipe, data.train.label, device)
+    training_images, _ = split_labels(recipe, data)
+    learner = make_learner(recipe, training_images.train.label, device)
     if not Checkpointer(folder.checkpoints, recipe, learner, warn).load_latest():
         raise BadInput(f"{folder.checkpoints} has no checkpoint of this version")
     return learner

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-import torch
-
 from cmsf.data import Dataset
 from cmsf.method.build import embeds_third_view, has_companions, make_loss
 from cmsf.method.losses import Loss
-from cmsf.models.backbones import feature_width, make_backbone
+from cmsf.models.backbones import feature_width, make_backbone, without_weights
 from cmsf.models.precision import Precision
 from cmsf.recipes.recipe import AUTO, Recipe, ResolvedRecipe
 from cmsf.utils.errors import BadInput
@@ -83,8 +81,22 @@ def _with_numbers(
 ) -> tuple[ResolvedRecipe, int]:
     """Returns the recipe with these numbers and those that follow from its network, and the network's width."""
     warmup = recipe.epochs // 20 if recipe.warmup_epochs == AUTO else recipe.warmup_epochs
-    if warmup >= recipe.epochs:
+    if warmup >= max(1, recipe.epochs):
         raise BadInput(f"--warmup-epochs {warmup} leaves nothing of --epochs {recipe.epochs}; use fewer, or auto")
+    if recipe.freeze_epochs > recipe.epochs and recipe.epochs:
+        raise BadInput(f"--freeze-epochs {recipe.freeze_epochs} exceeds --epochs {recipe.epochs}; use fewer")
+    if recipe.accumulate > 1 and not make_loss(recipe).linear_in_predictions:
+        raise BadInput(
+            f"--accumulate {recipe.accumulate} is for losses that see a batch through the bank, and {recipe.objective} "
+            "compares its images with each other; use a smaller --batch-size"
+        )
+    if recipe.accumulate > 1 and (batch % recipe.accumulate or batch // recipe.accumulate < 2):
+        raise BadInput(
+            f"--accumulate {recipe.accumulate} does not divide --batch-size {batch} into equal parts of two images or "
+            "more; choose numbers that do"
+        )
+    if recipe.backbone == AUTO:  # api.train has looked at the weights before
+        raise BadInput(f"{recipe.name} has the network of its starting weights; name one with --backbone")
     size = view_size(recipe, median_side)
     extra_size = max(8, round(size * 3 / 7)) if recipe.extra_size == AUTO else recipe.extra_size
     width = _width(recipe, size, extra_size)
@@ -109,8 +121,9 @@ def _with_numbers(
         "projection_hidden": hidden,
         "projection_dim": max(2, width // 4) if recipe.projection_dim == AUTO else recipe.projection_dim,
         "prediction_hidden": hidden if recipe.prediction_hidden == AUTO else recipe.prediction_hidden,
-        "precision": "fp32" if recipe.precision == AUTO else recipe.precision,  # api.train has asked the device before
     }
+    # What is still open: api.train has asked the device and the weights before.
+    numbers |= {name: value for name, value in ResolvedRecipe.usual().items() if getattr(recipe, name) == AUTO}
     return ResolvedRecipe(**(asdict(recipe) | numbers)), width
 
 
@@ -123,12 +136,7 @@ def _width(recipe: Recipe, size: int, extra_size: int) -> int:
             feature_width(backbone, recipe.backbone, extra_size)
         return feature_width(backbone, recipe.backbone, size)
 
-    try:
-        with torch.device("meta"):  # shapes are all that is asked for; method/build.py draws the weights, once
-            return measure()
-    except BadInput:  # some networks compute numbers while they are built, which meta tensors do not have
-        with torch.random.fork_rng(devices=[]):
-            return measure()
+    return without_weights(measure)  # method/build.py draws them, once
 
 
 def _check_memory(recipe: ResolvedRecipe, width: int, rows: int, images: int, processes: int) -> None:

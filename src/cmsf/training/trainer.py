@@ -10,31 +10,36 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from cmsf.analysis.collapse import RANK_FLOOR, CollapseDetector, EmbeddingStats
 from cmsf.analysis.figures.gallery import draw_neighbours
 from cmsf.analysis.neighbourhood import NeighbourhoodStats, neighbourhood_stats
 from cmsf.analysis.pseudo_labels import count_guesses
 from cmsf.data import Dataset, Unreadable
-from cmsf.data.transforms import Batch
-from cmsf.evaluation.features import batch_count, clean_views, eval_mode
+from cmsf.data.transforms import Batch, Preprocessing
+from cmsf.evaluation.features import BATCH, clean_views, eval_mode
+from cmsf.evaluation.splits import describe_votes
+from cmsf.method.build import initial_backbone, pretrained_weights
 from cmsf.method.learner import Diverged, Learner
 from cmsf.method.losses import LossOutput
 from cmsf.method.rows import Rows
+from cmsf.method.supervision import TRUSTED_FROM
+from cmsf.models.expected_input import input_metadata
 from cmsf.models.weights import save_weights
 from cmsf.recipes.recipe import ResolvedRecipe
 from cmsf.runs.checkpoint import CorruptCheckpoint
 from cmsf.runs.folder import RunFolder
 from cmsf.runs.log import MetricsLog, readable_epoch_lines
 from cmsf.training.batches import TrainingBatches
+from cmsf.training.best_weights import BestWeights, Judge
 from cmsf.training.checkpointer import Checkpointer
 from cmsf.training.divergence import diagnose, write_diagnosis
 from cmsf.training.metrics import EpochTotals, Throughput, step_line
 from cmsf.training.options import TrainingOptions
 from cmsf.training.schedule import Schedule
 from cmsf.training.signals import SignalHandler, Stopped
-from cmsf.training.validation import Validator
+from cmsf.training.validation import KNN, Validator, describe_change
 from cmsf.utils.errors import BadInput, FailedElsewhere, Interrupted
 from cmsf.utils.files import FullDisk
 from cmsf.utils.numbers import is_integer
@@ -55,8 +60,10 @@ class Trainer:
         workers: int,
         options: TrainingOptions = TrainingOptions(),
         after_epoch: Callable[[], None] = lambda: None,
+        judge: Judge | None = None,
     ) -> None:
-        """after_epoch: called by the main process once an epoch is logged."""
+        """after_epoch: called by the main process once an epoch is logged; judge: what the best epoch is chosen by,
+        None: the last one is kept."""
         self.recipe, self.learner, self.data, self.folder, self.screen = recipe, learner, data, folder, screen
         self.workers, self.options, self.world, self.after_epoch = workers, options, learner.world, after_epoch
         self.device = learner.bank.index.device
@@ -65,10 +72,19 @@ class Trainer:
         self.sampler = TrainingBatches(recipe, data, self.world)
         self.steps_per_epoch = self.sampler.steps_per_epoch
         self.schedule = Schedule(recipe, self.steps_per_epoch)
+        self.preprocessing = Preprocessing.from_recipe(recipe)
         self.validator = Validator(recipe, learner.encoders, data, self.device, workers)
+        self.best = (
+            None
+            if judge is None
+            else BestWeights(judge, self.validator.features, learner.encoders.classifier, folder.best)
+        )
+        if note := describe_votes(data):
+            screen.print(note)
         self.signals = SignalHandler()
         self.step, self.totals, self.metrics_length = 0, EpochTotals(), 0
         self.collapse = CollapseDetector(0.0 if learner.loss_fn.learns_from_labels else RANK_FLOOR)
+        self.kept: dict[str, Any] = {}  # the validation of the epoch whose weights the run would end with now
         self.last_index = torch.empty(0, dtype=torch.int64)  # the images of the last batch
         self.checkpointer = Checkpointer(folder.checkpoints, recipe, learner, screen.print, options)
         if self.world.raise_on_all_ranks(lambda: self.checkpointer.load_latest(self._load_progress)):
@@ -85,6 +101,11 @@ class Trainer:
         try:
             totals = EpochTotals.from_state(progress["totals"])
             self.collapse.load_state_dict(progress["watch"])
+            self.kept = progress.get("kept", {})  # a checkpoint of an earlier version has none
+            if self.best is not None:
+                self.best.load_state_dict(progress["best"])
+            if self.folder.start_file.exists():  # a run of an earlier version has none
+                self.validator.load_start(self.folder.start_file)
             step, length = progress["step"], progress["metrics_length"]
             if not is_integer(length) or length < 0 or not 0 < step <= self.schedule.total:
                 raise ValueError(f"step {step} is not one of {self.schedule.total}")
@@ -123,6 +144,7 @@ class Trainer:
             self._train()
             with self.checkpointer.full_disk_policy():
                 self.checkpointer.wait()
+                self._log_kept()
             self._sync_log()
             self.checkpointer.finish()
         except Interrupted as error:
@@ -141,6 +163,8 @@ class Trainer:
             raise BadInput(f"{error}{elsewhere}, {self.checkpointer.resume_hint()}") from None
 
     def _train(self) -> None:
+        if self.step == 0:
+            self._measure_start()
         epochs, position = divmod(self.step, self.steps_per_epoch)
         if position == 0 and self.totals.losses:  # it was stopped during the validation of this epoch
             self._end_epoch(epochs)
@@ -166,8 +190,39 @@ class Trainer:
                     self._check_finite()
                     self._save_checkpoint()
 
+    def _log_kept(self) -> None:
+        """Logs which epoch the run ends with, and says what has become of the starting weights."""
+        if self.best is not None:
+            self.world.run_on_main(lambda: self.log.write("kept", self.step, self.kept), None)
+            self.screen.print(self.best.describe(self.recipe.epochs))
+        if f"{KNN}_change" in self.kept:
+            self.screen.print(describe_change(self.kept))
+
+    def _measure_start(self) -> None:
+        """Validates the weights that training starts from, and logs them as epoch 0."""
+
+        def measure() -> dict[str, float]:
+            with self.signals.interruptible():
+                figures = self.validator.validate_start()
+                with self.checkpointer.full_disk_policy():
+                    self.validator.save_start(self.folder.start_file)
+                return figures | self._judge(0)
+
+        figures: dict[str, float] = self.world.run_on_main(measure, {})
+        line: dict[str, Any] = {"epoch": 0} | figures
+        with self.checkpointer.full_disk_policy():
+            self.world.run_on_main(lambda: self.log.write("start", 0, line), None)
+        self.kept = line
+        self.screen.start(line)
+        self.since_log = self.since_epoch = Throughput(self.step)
+
+    def _judge(self, epochs: int) -> dict[str, float]:
+        """Returns the score by which the best epoch is kept; empty where the last one is."""
+        return {} if self.best is None else self.best.update(epochs, self.checkpointer.full_disk_policy)
+
     def _train_step(self, batch: Batch, support: Batch | None) -> None:
         epoch, position = divmod(self.step, self.steps_per_epoch)
+        self.learner.encoders.freeze_backbone(epoch < self.recipe.freeze_epochs)
         # Before the step that needs it, and not after the one that is done: so a resumed run does it too.
         if self.step and position in (0, self.steps_per_epoch // 2):
             if self.learner.shuffle_batchnorm:  # BatchNorm statistics differ between processes; the main one's count
@@ -175,7 +230,7 @@ class Trainer:
             self.learner.supervision.refresh(self._embed_clean)
         lr, momentum = self.schedule.lr(self.step), self.schedule.target_momentum(self.step)
         for group in self.learner.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_scale", 1.0)
         self.last_index = batch.index
         query, output = self.learner.step(batch, momentum, support)
         self.totals.add(output)
@@ -205,23 +260,39 @@ class Trainer:
         line = self.totals.line(epochs - 1)
         line["lr"] = self.schedule.lr(self.step - 1)
         line["images_per_second"] = self.since_epoch.images_per_second(self.step, self.recipe.batch_size)
+        trust = self.learner.supervision.trust()
+        if trust is not None:
+            line["pseudo_trust"] = trust
         if self.learner.supervision.pseudo_labels is not None:
             line["pseudo_cost"] = self.since_epoch.share(self.learner.supervision.seconds)
         if self.validator.is_due(epochs):
-            accuracies: dict[str, float] = self.world.run_on_main(self._validate, {})
+            accuracies: dict[str, float] = self.world.run_on_main(lambda: self._validate(epochs), {})
             line |= accuracies
+            if self.best is None or self.best.epoch == epochs:
+                self.kept = {"epoch": epochs} | accuracies
         with self.checkpointer.full_disk_policy():
             self.world.run_on_main(lambda: self.log.write("epoch", self.step, line), None)
         self.screen.epoch(line)
+        if line.get("20-nn_change_high", 0) < 0:
+            self.screen.print(f"WARNING: epoch {epochs}: {describe_change(line)}")
+        if epochs == self.recipe.epochs and trust is not None and trust < TRUSTED_FROM:
+            self._warn_of_pseudo_labels(trust)
         self.totals = EpochTotals()
         self.since_log = self.since_epoch = Throughput(self.step)
         self.learner.supervision.seconds = 0.0
         if self.world.is_main:
             self.after_epoch()
 
-    def _validate(self) -> dict[str, float]:
+    def _warn_of_pseudo_labels(self, trust: float) -> None:
+        init = ", or starting weights with --init," if self.recipe.init == "none" else ""
+        self.screen.print(
+            f"WARNING: pseudo-labels are right in about {trust:.0f} % of cases by leave-one-out on the "
+            f"{len(self.data.train.labelled)} labels given; more labels{init} would help"
+        )
+
+    def _validate(self, epochs: int) -> dict[str, float]:
         with self.signals.interruptible():
-            return self.validator.validate()
+            return self.validator.validate() | self._judge(epochs)
 
     def _inspect(self, query: Rows, output: LossOutput) -> NeighbourhoodStats | None:
         """Returns purity and ranks of the neighbours that the loss chooses, or could; None where it has no bank."""
@@ -240,11 +311,11 @@ class Trainer:
         encoders, images = self.learner.encoders, self.data.train.subset(index.cpu())
         assert encoders.target is not None
         with eval_mode(encoders.target):
-            views = clean_views(images, self.recipe.size, self.device, self.workers)
+            views = clean_views(images, self.preprocessing, self.device, self.workers)
 
             def embed() -> Float[Tensor, "m d"]:
                 with self.signals.interruptible():
-                    batches = track(views, "labelled images", batch_count(images))
+                    batches = track(views, "labelled images", len(images), BATCH)
                     return torch.cat([encoders.embed(batch).embedding for batch in batches])
 
             return self.world.raise_on_all_ranks(embed)
@@ -284,6 +355,8 @@ class Trainer:
         return {
             "totals": self.totals.state_dict(),
             "watch": self.collapse.state_dict(),
+            "best": None if self.best is None else self.best.state_dict(),
+            "kept": self.kept,
             "step": self.step,
             "metrics_length": self._sync_log(),
         }
@@ -292,7 +365,9 @@ class Trainer:
         return self.world.run_on_main(lambda: self.log.synced_length(), 0)
 
     def _save_last_checkpoint(self) -> bool:
-        """Saves before an exit that happens anyway; returns whether there was room."""
+        """Saves before an exit that happens anyway; returns whether there was something to save, and room."""
+        if not self.step:
+            return False
         self._check_finite()
         self.checkpointer.finish()
         try:
@@ -306,8 +381,31 @@ class Trainer:
         """Writes the backbone, its classifier and the picture of neighbours."""
         with self.signals.interruptible():
             backbone = self.learner.encoders.online.backbone
-            save_weights(backbone, self.folder.backbone_file)
+            if self.best is not None:
+                self.best.restore()
+            save_weights(backbone, self.folder.backbone_file, input_metadata(self.recipe))
             self.validator.save_classifier(self.folder)
             self.folder.divergence_file.unlink(missing_ok=True)  # of an attempt before this one
             picture = self.folder.neighbours_picture
-            draw_neighbours(backbone, self.data, self.recipe.size, self.device, picture, self.recipe.seed, self.workers)
+            seed = self.recipe.seed
+            draw_neighbours(
+                backbone,
+                self.data,
+                self.preprocessing,
+                self.device,
+                picture,
+                seed,
+                self.workers,
+                before=self._starting_backbone(),
+            )
+            if self.best is not None:  # the run is complete, and has its weights
+                self.best.remove_files()
+
+    def _starting_backbone(self) -> nn.Module | None:
+        """Returns the network with the weights of --init, to compare with; None without, or where they are gone."""
+        if self.recipe.init == "none" or not self.recipe.epochs:
+            return None
+        try:
+            return initial_backbone(self.recipe, pretrained_weights(self.recipe)).to(self.device)
+        except BadInput:
+            return None

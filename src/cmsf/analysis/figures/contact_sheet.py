@@ -9,6 +9,7 @@ from pathlib import Path
 from cmsf.analysis.figures.thumbnails import THUMBNAIL, Sheet, shortened
 from cmsf.data import Source, Unreadable
 from cmsf.data.source import SourceSplit
+from cmsf.utils.progress import track
 from cmsf.utils.rng import permutation
 
 _COLUMNS, _ROWS = 10, 12
@@ -24,7 +25,7 @@ def draw_contact_sheet(source: Source, out: Path) -> None:
     rows = _by_class(source, split, order) if source.classes else _unlabelled(order)
     left = _FOR_NAMES * bool(source.classes)
     sheet = Sheet(left + _COLUMNS * _STEP, len(rows) * _STEP)
-    for line, (title, members) in enumerate(rows):
+    for line, (title, members) in enumerate(track(rows, "contact sheet", len(rows))):
         sheet.write(left - 0.1, line * _STEP + 0.5, title, size=9, align="right")
         place = 0
         for i in members:

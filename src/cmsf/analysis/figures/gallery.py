@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from cmsf.analysis.figures.thumbnails import PLAIN, THUMBNAIL, WRONG, Sheet, shortened
 from cmsf.data import Dataset, Split
-from cmsf.evaluation.features import batch_count, feature_batches, pixel_batches
+from cmsf.data.transforms import Preprocessing
+from cmsf.evaluation.features import BATCH, feature_batches, pixel_batches
 from cmsf.method.topk import OwnRow, top
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.progress import track
@@ -29,15 +31,17 @@ _TOP, _GAP = 0.35, 0.25
 def draw_neighbours(
     backbone: torch.nn.Module,
     data: Dataset,
-    size: int,
+    preprocessing: Preprocessing,
     device: torch.device | str,
     out: Path,
     seed: int,
     workers: int = 0,
     rows: int = 8,
+    before: torch.nn.Module | None = None,
 ) -> None:
     """Draws random queries and their nearest training images by raw pixels and by the network; wrong classes in red.
 
+    before: the network with its starting weights, to take the place of raw pixels.
     The queries are test images, one of each class in turn; without any, training images, themselves left out.
     """
     split = data.test or data.train
@@ -45,13 +49,16 @@ def draw_neighbours(
     query = split.subset(chosen)
     own = chosen if data.test is None else torch.full_like(chosen, UNKNOWN)
 
-    def features(images: Split) -> Iterator[Tensor]:
-        return (batch.cpu() for batch in feature_batches(backbone, images, size, device, workers))
+    def features(images: Split, network: torch.nn.Module) -> Iterator[Tensor]:
+        return (batch.cpu() for batch in feature_batches(network, images, preprocessing, device, workers))
 
-    pixels = partial(pixel_batches, size=min(size, THUMBNAIL), workers=workers)
+    small = replace(preprocessing, size=min(preprocessing.size, THUMBNAIL))
+    pixels = partial(pixel_batches, preprocessing=small, workers=workers)
+    learned = partial(features, network=backbone)
+    first = ("raw pixels", pixels) if before is None else ("the starting weights", partial(features, network=before))
     near_by = {
-        "nearest by raw pixels": _nearest(pixels, query, data.train, own, "picture, raw pixels"),
-        "nearest by what was learned": _nearest(features, query, data.train, own, "picture, features"),
+        f"nearest by {name}": _nearest(describe, query, data.train, own, f"picture, {name}")
+        for name, describe in (first, ("what was learned", learned))
     }
     block_width = _GAP + _SHOWN * _ACROSS
     sheet = Sheet(_ACROSS + len(near_by) * block_width, _TOP + len(chosen) * _DOWN)
@@ -75,7 +82,7 @@ def _nearest(
 ) -> Int[Tensor, "q 5"]:
     """Returns the nearest training images, compared batch by batch, for all their pixels may not fit into memory."""
     queries = torch.cat(list(describe(query)))
-    similarity = torch.cat([queries @ batch.T for batch in track(describe(train), title, batch_count(train))], dim=1)
+    similarity = torch.cat([queries @ batch.T for batch in track(describe(train), title, len(train), BATCH)], dim=1)
     number = torch.arange(len(train))
     return top(OwnRow(own, included=False).apply_to(similarity, number), number, _SHOWN)
 

@@ -10,6 +10,7 @@ import torch
 from cmsf.analysis.figures.thumbnails import PLAIN, THUMBNAIL, WRONG, Sheet, shortened
 from cmsf.analysis.label_issues import Suspect
 from cmsf.data import Split
+from cmsf.utils.progress import track
 
 SHOWN = 40
 _COLUMNS = 8
@@ -24,7 +25,7 @@ def draw_suspects(split: Split, suspects: Sequence[Suspect], out: Path) -> None:
     sheet = Sheet(columns * _ACROSS, _TOP + -(-len(drawn) // _COLUMNS) * _DOWN)
     sheet.write(0, _TOP / 2, "label", size=11, colour=WRONG, align="left")
     sheet.write(0.5, _TOP / 2, "suggested", size=11, colour=PLAIN, align="left")
-    for place, suspect in enumerate(drawn):
+    for place, suspect in enumerate(track(drawn, "picture", len(drawn))):
         line, column = divmod(place, _COLUMNS)
         x, y = column * _ACROSS, _TOP + line * _DOWN
         sheet.show(x, y, split.read(torch.tensor([suspect.index]), THUMBNAIL)[0])
