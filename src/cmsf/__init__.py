@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cmsf.api import finetune, load, resume, train
+    from cmsf.api import finetune, from_weights, load, resume, train
     from cmsf.data.transforms import clean_view
     from cmsf.method.bank import EmbeddingCache, MemoryBank
     from cmsf.method.constraints import Constraint, NearCompanion, SameLabel, Unconstrained
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "cmsf.api": ("finetune", "load", "resume", "train"),
+    "cmsf.api": ("finetune", "from_weights", "load", "resume", "train"),
     "cmsf.data.transforms": ("clean_view",),
     "cmsf.runs.classifier": ("Classifier",),
     "cmsf.runs.run": ("Run",),
@@ -61,6 +61,7 @@ __all__ = [
     "clean_view",
     "constrained_mean_shift",
     "finetune",
+    "from_weights",
     "load",
     "resume",
     "train",

@@ -8,25 +8,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Int
+from torch import Tensor, nn
 
 from cmsf.data import DataConfig, Dataset, open_source
 from cmsf.data.loader import worker_count
-from cmsf.evaluation.finetune import FINE_TUNE_MODES, FineTuneMode, FineTuneSettings
+from cmsf.evaluation.finetune import FineTuneSettings
+from cmsf.evaluation.model_selection import TUNE_OPTIONS, TuneOption
 from cmsf.method.build import make_learner, pretrained_weights
 from cmsf.method.learner import Learner
+from cmsf.models.expected_input import expected_input, network_of_file
 from cmsf.models.precision import pick_precision
 from cmsf.models.weights import is_timm_name
-from cmsf.recipes import get_recipe, has_scale
-from cmsf.recipes.recipe import AUTO, Recipe, ResolvedRecipe, british
+from cmsf.recipes import get_recipe, has_scale, scale_of
+from cmsf.recipes.recipe import AUTO, INPUT_SETTINGS, Recipe, ResolvedRecipe, british
 from cmsf.report.write import LiveReport, write_report
 from cmsf.runs.classifier import Classifier, FinetuneOptions, finetune_run
 from cmsf.runs.environment import BANK_SHARDED, INIT_SHA256, describe_environment
 from cmsf.runs.folder import RunFolder
 from cmsf.runs.run import Run
+from cmsf.training.best_weights import split_labels
 from cmsf.training.options import OnCollapse, OnFullDisk, TrainingOptions
 from cmsf.training.resolve import LARGEST_SMALL_IMAGE, resolve, view_size
 from cmsf.training.trainer import Trainer
+from cmsf.utils.constants import WEIGHT_FILES
 from cmsf.utils.device import pick_device
 from cmsf.utils.distributed import World, init_process_group
 from cmsf.utils.errors import BadInput, did_you_mean, first_few
@@ -35,6 +40,10 @@ from cmsf.utils.numbers import check_integer
 from cmsf.utils.screen import Screen
 
 MOST_ROUNDS = 100
+NO_INIT = "none"
+FEW_PHOTOS = 50_000
+EXAMPLE_WEIGHTS = "vit_small_patch14_dinov2.lvd142m"
+_INPUT_FLAGS = "--size, --mean, --std, --interpolation, --crop-pct"
 
 
 def train(
@@ -82,16 +91,32 @@ def train(
         chosen, path = _choose_recipe(recipe, changes, side, out, screen)
         folder = RunFolder(path)
         folder.check_free()
+        chosen = _with_backbone(chosen, folder)
         if chosen.precision == AUTO:
             chosen = _with_precision(chosen, folder, torch_device, screen)
+        if chosen.init != "none":
+            chosen = _with_input_of_weights(chosen, folder, side, screen)
         images = folder.load_images(source, data_config, chosen, view_size(chosen, side))
         if folder.exists() and folder.data_config() == data_config:  # before their number decides what fits
             folder.check_same_paths(images, "start another run")
         resolved = resolve(chosen, images, side, world.local_size, world.size if bank_sharded else 1, world.size)
-        for line in images.describe():
+        for line in (*images.describe(), *_recommend_weights(resolved, images, side, data)):
             screen.print(line)
+        training_images, judge = split_labels(resolved, images)
+        if training_images is not images:  # what comes beside a batch is drawn from the labels that are left
+            resolved = resolve(
+                chosen, training_images, side, world.local_size, world.size if bank_sharded else 1, world.size
+            )
         learner, differences = _open_run(
-            folder, data_config, resolved, images, torch_device, world, bank_sharded, screen
+            folder,
+            data_config,
+            resolved,
+            images,
+            training_images.train.label,
+            torch_device,
+            world,
+            bank_sharded,
+            screen,
         )
         with folder.locked() if world.is_main else nullcontext():
             if world.is_main:
@@ -104,7 +129,7 @@ def train(
                     screen.print(f"{difference}: the run will not equal an uninterrupted one bit for bit")
                 after_epoch = LiveReport(folder, screen.print) if report else lambda: None
                 count = worker_count(workers)
-                Trainer(resolved, learner, images, folder, screen, count, options, after_epoch).fit()
+                Trainer(resolved, learner, training_images, folder, screen, count, options, after_epoch, judge).fit()
     run = Run(folder.path)
     if report and world.is_main:
         with screen.bars():
@@ -117,11 +142,18 @@ def _choose_recipe(
 ) -> tuple[Recipe, Path]:
     """Returns the recipe, of the scale that suits images of this side, with the changes, and the run folder's path."""
     default = None
+    changes = {name: str(value) if isinstance(value, Path) else value for name, value in changes.items()}
     if isinstance(recipe, str):
-        name, recipe = recipe, get_recipe(recipe, small_images=side <= LARGEST_SMALL_IMAGE)
+        name, pretrained = recipe, changes.get("init", NO_INIT) != NO_INIT
+        if not has_scale(name) and out is not None and RunFolder(expand_user(out)).exists():
+            # A run that is there keeps its scale, whatever a new one would have.
+            scale = scale_of(RunFolder(expand_user(out)).recipe().name)
+            name = f"{name}-{scale}" if scale else name
+        recipe = get_recipe(name, side <= LARGEST_SMALL_IMAGE, pretrained)
         default = Path(name).stem if has_scale(name) else recipe.name
         if not has_scale(name):
-            screen.print(f"{name} is {recipe.name} here: the images are {side} px on their shorter side")
+            reason = "it starts from --init" if pretrained else f"the images are {side} px on their shorter side"
+            screen.print(f"{name} is {recipe.name} here: {reason}")
     recipe = recipe.changed(changes)
     # So that the recipe works from any directory.
     if recipe.coarse_labels not in ("none", "wordnet"):
@@ -131,6 +163,39 @@ def _choose_recipe(
     return recipe, Path("runs", default or recipe.name) if out is None else expand_user(out)
 
 
+def _with_backbone(recipe: Recipe, folder: RunFolder) -> Recipe:
+    """Returns the recipe with the network of its starting weights, where it names none itself."""
+    if recipe.backbone != AUTO:
+        return recipe
+    if recipe.init == NO_INIT:
+        raise BadInput(
+            f"{recipe.name} starts from weights that others have trained; add --init NAME (timm's), a file or a run, "
+            "or use another scale"
+        )
+    if folder.exists():
+        return replace(recipe, backbone=folder.recipe().backbone, stem=folder.recipe().stem)
+    if is_timm_name(recipe.init):
+        return replace(recipe, backbone=recipe.init.split(".")[0])
+    start = RunFolder(Path(recipe.init))
+    if start.exists():
+        return replace(recipe, backbone=start.recipe().backbone, stem=start.recipe().stem)
+    if (named := network_of_file(Path(recipe.init))) is not None:
+        return replace(recipe, backbone=named)
+    raise BadInput(f"--init {recipe.init} does not say which network it is of; add --backbone with timm's name of it")
+
+
+def _recommend_weights(recipe: ResolvedRecipe, images: Dataset, side: int, data: str | Path | None) -> list[str]:
+    """Returns the advice to start from others' weights, for photos that are few to learn from nothing."""
+    few = len(images.train) < FEW_PHOTOS and side > LARGEST_SMALL_IMAGE
+    if recipe.init != NO_INIT or not few or recipe.epochs == 0:
+        return []
+    method = recipe.name.removesuffix(f"-{scale_of(recipe.name)}")
+    return [
+        f"{len(images.train):,} photos are few to learn from nothing; weights that others have trained are a better "
+        f"start: cmsf train {method} --init {EXAMPLE_WEIGHTS} --data {data}"
+    ]
+
+
 def _with_precision(recipe: Recipe, folder: RunFolder, device: torch.device, screen: Screen) -> Recipe:
     """Returns the recipe with the precision of the run that is there, or the fastest of this device."""
     precision, reason = (folder.recipe().precision, "as the run began") if folder.exists() else pick_precision(device)
@@ -138,11 +203,31 @@ def _with_precision(recipe: Recipe, folder: RunFolder, device: torch.device, scr
     return replace(recipe, precision=precision)
 
 
+def _with_input_of_weights(recipe: Recipe, folder: RunFolder, side: int, screen: Screen) -> Recipe:
+    """Returns the recipe with images as its weights expect them, or as the run that is there has them."""
+    if folder.exists():  # which needs its weights no more
+        before = asdict(folder.recipe())
+        return recipe.filled({name: before[name] for name in ("size", *INPUT_SETTINGS)})
+    expected = expected_input(recipe.init, recipe.backbone)
+    if expected is None:
+        screen.print(
+            f"what images --init {recipe.init} expects is not known: they are as without; {_INPUT_FLAGS} set them"
+        )
+        return recipe
+    recipe = expected.fit(recipe, side)
+    screen.print(
+        f"images of {recipe.size} px, mean {recipe.mean}, std {recipe.std}, {recipe.interpolation}, crop "
+        f"{recipe.crop_pct:g}, by {expected.origin}; {_INPUT_FLAGS} set them"
+    )
+    return recipe
+
+
 def _open_run(
     folder: RunFolder,
     data_config: DataConfig,
     recipe: ResolvedRecipe,
     images: Dataset,
+    label: Int[Tensor, " n"],
     device: torch.device,
     world: World,
     bank_sharded: bool,
@@ -150,6 +235,7 @@ def _open_run(
 ) -> tuple[Learner, list[str]]:
     """Builds the learner and creates the run folder, or checks that an existing one is of the same run.
 
+    label: those of the training images that training may use.
     Returns the learner as it is at step 0, and what keeps a resumed run from being bit for bit.
     """
     environment = describe_environment(data_config, recipe, str(device), world.size, bank_sharded)
@@ -159,10 +245,15 @@ def _open_run(
         environment[INIT_SHA256] = start.sha256
         if folder.exists():
             folder.check_same_start(start)
-        if start.note:
-            screen.print(start.note)
+        for note in start.notes:
+            screen.print(note)
     # What cannot be built leaves no folder behind.
-    learner = make_learner(recipe, images.train.label, device, start, world, bank_sharded)
+    learner = make_learner(recipe, label, device, start, world, bank_sharded)
+    if recipe.batch_size % (recipe.accumulate * world.size) and recipe.accumulate > 1:
+        raise BadInput(
+            f"--accumulate {recipe.accumulate} in {world.size} processes does not divide --batch-size "
+            f"{recipe.batch_size} evenly; choose numbers that do"
+        )
     if recipe.batch_size < world.size:
         raise BadInput(
             f"--batch-size {recipe.batch_size} is less than {world.size} processes; "
@@ -176,6 +267,31 @@ def _open_run(
             )
         folder.create(recipe, environment, images)
     return learner, differences
+
+
+def from_weights(
+    init: str | Path,
+    data: str | Path,
+    out: str | Path | None = None,
+    *,
+    backbone: str = AUTO,
+    device: str = "auto",
+    workers: int | None = None,
+    quiet: bool = False,
+    **changes: Any,
+) -> Run:
+    """Returns a run of weights as they are, without any training, to evaluate, embed, report, clean or fine-tune.
+
+    init: a timm name, a file or a run; backbone: timm's name of the network, where init does not say it.
+    out: the run folder, by default in runs/, by the names of the weights and the data; one that is there is used again.
+    changes: fields of the recipe, such as size.
+    """
+    if out is None:
+        weights = Path(init).stem if Path(init).suffix in WEIGHT_FILES else Path(init).name
+        view = f"-{changes['size']}" if "size" in changes else ""
+        out = Path("runs", f"{weights}-{Path(data).stem}{view}")
+    changes |= {"init": str(init), "backbone": backbone, "epochs": 0}
+    return train("byol-adapt", data, out, device=device, workers=workers, quiet=quiet, **changes)
 
 
 def resume(
@@ -242,7 +358,7 @@ def finetune(
     data: str | Path | None = None,
     out: str | Path | None = None,
     rounds: int = 1,
-    tune: FineTuneMode = "whole",
+    tune: TuneOption = "auto",
     random_weights: bool = False,
     epochs: int | None = None,
     lr: float | None = None,
@@ -255,10 +371,11 @@ def finetune(
 
     labels: a list of path (or index) and label that replaces the labels of the run's images; data: other images.
     rounds: from the second on, it also learns from unlabelled images that it was confident of.
-    tune: the whole network and a two-layer head; that head alone; or one linear layer alone.
+    tune: "whole", the network and a two-layer head; "head", that alone; "linear", one linear layer alone; or "auto",
+        which of them is best in cross-validation on the labels.
     random_weights: start from the seed's random weights instead of the run's.
-    epochs, lr: of each round, by default the paper's 20 (more where images are few) and 0.005; a linear layer is fitted
-        to convergence.
+    epochs, lr: of each round of whole and head, and of their cross-validation, by default the paper's 20 (more where
+        images are few) and 0.005; a linear layer is fitted to convergence.
     """
     source = Run(run)
     options = _finetune_options(source, rounds, tune, random_weights, epochs, lr, seed)
@@ -282,7 +399,7 @@ def load(run: str | Path, device: str = "cpu") -> nn.Module:
 def _finetune_options(
     run: Run,
     rounds: int,
-    tune: FineTuneMode,
+    tune: TuneOption,
     random_weights: bool,
     epochs: int | None,
     lr: float | None,
@@ -295,8 +412,8 @@ def _finetune_options(
     if tune == "linear" and (epochs is not None or lr is not None):
         flag = "--epochs" if lr is None else "--lr"
         raise BadInput(f"{flag} is for --tune whole and head; a linear layer is fitted to convergence; leave it out")
-    if tune not in FINE_TUNE_MODES:
-        hint = did_you_mean(str(tune), FINE_TUNE_MODES, f"use {', '.join(FINE_TUNE_MODES)}")
+    if tune not in TUNE_OPTIONS:
+        hint = did_you_mean(str(tune), TUNE_OPTIONS, f"use {', '.join(TUNE_OPTIONS)}")
         raise BadInput(f"invalid value --tune {tune}; {hint}")
     seed = run.recipe.seed if seed is None else seed
     return FinetuneOptions(rounds, tune, random_weights, seed, FineTuneSettings().with_overrides(epochs, lr))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 
 from cmsf.method.bank import EmbeddingCache, MemoryBank
 from cmsf.method.learner import Learner
@@ -33,6 +33,7 @@ from cmsf.utils.files import (
     write_json,
 )
 from cmsf.utils.numbers import is_integer
+from cmsf.utils.progress import track
 
 STATE, CACHE, CHANGED = "state", "cache", "changed"
 """The parts: everything but the embedding cache; the whole cache; its rows that changed since a whole one was saved."""
@@ -108,7 +109,8 @@ class Checkpoint:
 
     def load(self) -> dict[str, Any]:
         """Returns the content of every part, each checked first."""
-        return {name: part.load(self.path.parent) for name, part in self.parts.items()}
+        parts = track(self.parts.items(), "checkpoint", len(self.parts))
+        return {name: part.load(self.path.parent) for name, part in parts}
 
 
 def save(
@@ -284,11 +286,13 @@ def _load_optimizer(optimizer: Optimizer, saved: Any) -> None:
     if not isinstance(saved, dict) or not saved.keys() <= own.keys():
         raise CorruptCheckpoint("its optimiser has other parameters")
     for number, state in saved.items():
-        if not isinstance(state, dict) or not state.keys() <= {"momentum_buffer"}:
+        expected = {"step", "exp_avg", "exp_avg_sq"} if isinstance(optimizer, AdamW) else {"momentum_buffer"}
+        if not isinstance(state, dict) or not state.keys() <= expected:
             raise CorruptCheckpoint("its optimiser is of another kind")
         for name, value in state.items():
             if value is not None:  # SGD without momentum stores None
-                _check_tensor(value, own[number], f"optimiser's {name} of weight {number}")
+                like = torch.tensor(0.0) if name == "step" else own[number]
+                _check_tensor(value, like, f"optimiser's {name} of weight {number}")
     optimizer.load_state_dict({"state": saved, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

@@ -13,35 +13,36 @@ from torch import Tensor, nn
 
 from cmsf.analysis.figures.classifier import draw_confusion, draw_reliability
 from cmsf.analysis.figures.gallery import draw_neighbours
-from cmsf.data import Dataset, open_source
+from cmsf.data import Dataset
 from cmsf.data.loader import worker_count
-from cmsf.data.prepare import inference_split
 from cmsf.data.sources.table import is_parquet, write_csv, write_parquet
 from cmsf.evaluation.features import FeatureExtractor
 from cmsf.evaluation.finetune import (
     CONFIDENCE_THRESHOLD,
     HEAD,
     LINEAR,
-    FineTuneMode,
     FineTuneSettings,
     Round,
     fine_tune_in_rounds,
     make_classifier,
 )
 from cmsf.evaluation.metrics import Result, calibration, confusion
+from cmsf.evaluation.model_selection import TuneOption, select_mode
 from cmsf.evaluation.predict import PLACES, Prediction, predict, predict_scores
 from cmsf.evaluation.splits import EvaluationSet
 from cmsf.method.build import initial_backbone, pretrained_weights
 from cmsf.models.backbones import feature_width
+from cmsf.models.expected_input import input_metadata
 from cmsf.models.weights import save_weights
 from cmsf.runs.environment import INIT_SHA256, describe_environment
 from cmsf.runs.folder import RunFolder
-from cmsf.runs.run import CLASSIFIER, Run, result_header
+from cmsf.runs.requests import CLASSIFIER
+from cmsf.runs.run import Run, result_header
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.device import pick_device
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import check_out, file_sha256, report_write_errors
-from cmsf.utils.screen import Screen
+from cmsf.utils.progress import track
 
 
 class Classifier(Run):
@@ -73,14 +74,10 @@ class Classifier(Run):
         file = None if out is None else check_out(out, ".csv", ".parquet", ".pq")
         torch_device = pick_device(device)
         network = self.network(torch_device)
-        extractor = FeatureExtractor(network[0], self.recipe.size, torch_device, worker_count(workers))
+        extractor = FeatureExtractor(network[0], self.preprocessing, torch_device, worker_count(workers))
         predictions: list[Prediction] = []
-        source = open_source(data)
-        for note in source.notes:
-            Screen().print(note)
-        size = self.recipe.size if self.recipe.cache == "ram" else None
-        for _, split in source.ordered_splits():
-            predictions += predict(network, inference_split(split, size), extractor, self.classes)
+        for images in self.source_splits(data):
+            predictions += predict(network, images.split, extractor, self.classes)
         if file is not None:
             _write_predictions(file, predictions, min(PLACES, len(self.classes)))
         return predictions
@@ -90,7 +87,8 @@ def _write_predictions(out: Path, predictions: Sequence[Prediction], places: int
     """Writes a row for each image; the file also serves as a list of labels."""
     numbers = ["", *(f"_{place}" for place in range(2, places + 1))]
     header = ["path", *(f"{name}{number}" for number in numbers for name in ("label", "confidence")), "error"]
-    rows = [_fields(prediction, places) for prediction in predictions]
+    tracked = track(predictions, f"writing {out.name}", len(predictions))
+    rows = [_fields(prediction, places) for prediction in tracked]
     with report_write_errors(out, "give another --out"):
         if is_parquet(out):
             columns = {name: [row[i] for row in rows] for i, name in enumerate(header)}
@@ -108,7 +106,7 @@ def _fields(prediction: Prediction, places: int) -> list[str | float | None]:
 @dataclass(frozen=True)
 class FinetuneOptions:
     rounds: int
-    tune: FineTuneMode
+    tune: TuneOption
     random_weights: bool
     seed: int
     schedule: FineTuneSettings
@@ -129,13 +127,14 @@ def finetune_run(
     Returns the test result; None where no test image has a class that is among the labels.
     """
     data_config = run.data_config(data, labels)
-    extractor = FeatureExtractor(starting_network(run, options), run.recipe.size, device, workers)
+    extractor = FeatureExtractor(starting_network(run, options).to(device), run.preprocessing, device, workers)
     images = labelled_classes_only(run.data(data, labels))
     recipe = replace(
         run.recipe_for(data, labels),
         cache="ram" if images.in_memory else "off",
         precision="fp32",
         init="none" if options.random_weights else str(run.path.absolute()),
+        init_by_order=False,
     )
     for line in images.describe():
         print_line(line)
@@ -148,7 +147,7 @@ def finetune_run(
         start = pretrained_weights(recipe)
         origin = {"finetuned_from": str(run.path.absolute()), INIT_SHA256: None if start is None else start.sha256}
         draft.describe(recipe, describe_environment(data_config, recipe, str(device)) | origin, images)
-        save_weights(network[0], draft.backbone_file)
+        save_weights(network[0], draft.backbone_file, input_metadata(recipe))
         draft.save_classifier(network[1], about)
         if held_out is not None and scores is not None:
             hashes = {"weights_sha256": file_sha256(draft.backbone_file), "head_sha256": file_sha256(draft.head_file)}
@@ -156,7 +155,8 @@ def finetune_run(
             result |= _write_test_figures(draft, images, held_out, about, scores)
             draft.save_result(draft.results / f"{CLASSIFIER}.json", result)
     try:
-        draw_neighbours(network[0], images, extractor.size, device, folder.neighbours_picture, recipe.seed, workers)
+        picture = folder.neighbours_picture
+        draw_neighbours(network[0], images, extractor.preprocessing, device, picture, recipe.seed, workers)
     except BadInput as error:  # an image that nothing but the picture needs
         print_line(f"the picture of neighbours was not drawn: {error}")
     return result
@@ -201,12 +201,18 @@ def tune_in_rounds(
 
     Returns the classifier, the content of its classifier.json, and its scores of the held-out images.
     """
-    width = feature_width(extractor.backbone, run.recipe.backbone, run.recipe.size)
-    network = make_classifier(extractor, width, len(data.label_names), options.seed, options.tune)
-    rounds, scores = [], None
+    width, classes = feature_width(extractor.backbone, run.recipe.backbone, run.recipe.size), len(data.label_names)
     train, seed, settings = data.train, options.seed, options.schedule
+    if options.tune == "auto":
+        selection = select_mode(extractor, train, width, classes, seed, settings)
+        mode, chosen = selection.mode, selection.report()
+        print_line(selection.reason)
+    else:
+        mode, chosen = options.tune, None
+    network = make_classifier(extractor, width, classes, seed, mode)
+    rounds, scores = [], None
     for done in fine_tune_in_rounds(
-        network, train, extractor, seed, rounds=options.rounds, mode=options.tune, settings=settings
+        network, train, extractor, seed, rounds=options.rounds, mode=mode, settings=settings
     ):
         accuracy = None
         if held_out is not None:
@@ -224,13 +230,14 @@ def tune_in_rounds(
         print_line(f"{reason}, so there is no round {len(rounds) + 1}")
     about = {
         "classes": list(data.label_names),
-        "tune": options.tune,
-        "head": LINEAR if options.tune == "linear" else HEAD,
+        "tune": mode,
+        "chosen": chosen,
+        "head": LINEAR if mode == "linear" else HEAD,
         "features": width,
         "random weights": options.random_weights,
         "seed": options.seed,
         "size": extractor.size,
-        "transform": extractor.transform,
+        **extractor.protocol(),
         "confident from": CONFIDENCE_THRESHOLD,
         "rounds": rounds,
     }
@@ -244,6 +251,7 @@ def _write_test_figures(
     protocol = {
         "tuned": about["tune"],
         "transform": about["transform"],
+        "preprocessing": about["preprocessing"],
         "train images": len(data.train),
         "labelled": len(data.train.labelled),
         "test images": len(held_out.split),

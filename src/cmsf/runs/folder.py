@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,29 +19,29 @@ from cmsf.evaluation.finetune import FINE_TUNE_MODES, make_head
 from cmsf.method.build import make_loss, recipe_backbone
 from cmsf.models.backbones import feature_width
 from cmsf.models.precision import Precision
-from cmsf.models.weights import PretrainedWeights, load_strict, read_safetensors, save_weights
+from cmsf.models.state_dicts import read_safetensors
+from cmsf.models.weights import PretrainedWeights, load_strict, save_weights
 from cmsf.recipes.recipe import AUTO, Recipe, ResolvedRecipe
 from cmsf.runs import checkpoint
 from cmsf.runs.environment import BIT_FOR_BIT, INIT_SHA256
 from cmsf.runs.listing import Listing
+from cmsf.runs.requests import RECIPE_FILE, check_run
 from cmsf.utils.errors import BadInput, first_few
 from cmsf.utils.files import (
     atomic_folder,
     check_not_symlink,
     check_regular_file,
     make_folder,
-    open_regular_file,
     read_json,
     write_json,
     write_text,
 )
+from cmsf.utils.locks import hold_lock
 from cmsf.utils.numbers import is_integer
 from cmsf.utils.text import is_encodable
 
 ALONG = "along"
 """How a classifier was made that was trained along with the features: one linear layer."""
-_LOCK_SECONDS = 10.0
-"""How long the children of a killed process may still hold its lock."""
 
 
 class _Entry:
@@ -59,13 +58,17 @@ class _Entry:
 class RunFolder:
     path: Path
 
-    recipe_file = _Entry("recipe.yaml")
+    recipe_file = _Entry(RECIPE_FILE)
     environment_file = _Entry("environment.json")
     metrics_file = _Entry("metrics.jsonl")
     data_file = _Entry("data.parquet")
     broken_file = _Entry("broken.csv")
     """The images that could not be read; written with --skip-broken only."""
     backbone_file = _Entry("backbone.safetensors")
+    best = _Entry("best")
+    """The networks of the best epochs so far, until the run is complete; with --keep best only."""
+    start_file = _Entry("start.safetensors")
+    """Which test images k-NN classified right before the first step."""
     checkpoints = _Entry("checkpoints")
     tensorboard = _Entry("tensorboard")
     results = _Entry("results")
@@ -114,12 +117,7 @@ class RunFolder:
             raise BadInput(f"--out {self.path} cannot be made below {above}; choose another folder")
 
     def recipe(self) -> ResolvedRecipe:
-        if not os.path.exists(self.path):  # False for a name too long for a path
-            raise BadInput(f"no such run: {self.path}")
-        if not os.access(self.path, os.R_OK | os.X_OK):
-            raise BadInput(f"{self.path} cannot be read; make it readable")
-        if not self.exists():
-            raise BadInput(f"{self.path} is not a run: it has no recipe.yaml; give a folder that cmsf train wrote")
+        check_run(self.path)
         return ResolvedRecipe.read(self.recipe_file)
 
     def environment(self) -> dict[str, Any]:
@@ -222,15 +220,8 @@ class RunFolder:
         self.check_own()
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise BadInput(f"nothing can be written to {self.path}; make it writable, or choose another --out")
-        file = open_regular_file(self.path / ".lock")
-        try:
-            self._lock(file)
-            with suppress(OSError):  # a full disk; the lock holds without the process id
-                os.ftruncate(file, 0)
-                os.pwrite(file, str(os.getpid()).encode(), 0)
+        with hold_lock(self.path / ".lock", f"{self.path} is being trained"):
             yield
-        finally:
-            os.close(file)
 
     def in_training(self) -> bool:
         """Returns whether a process holds the lock at this moment."""
@@ -251,21 +242,6 @@ class RunFolder:
         for folder, subfolders, files in os.walk(self.path):
             for name in (*subfolders, *files):
                 check_not_symlink(Path(folder, name))
-
-    def _lock(self, file: int) -> None:
-        """Takes the lock; children of a killed process may hold it for a moment longer."""
-        deadline = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except OSError:
-                holder = os.pread(file, 20, 0).decode("ascii", "replace").strip() or "unknown"
-                if not _has_ended(holder) or time.monotonic() > deadline:
-                    raise BadInput(
-                        f"{self.path} is being trained by process {holder}; wait for it, or stop it"
-                    ) from None
-            time.sleep(0.05)
 
     def load_backbone(self, device: torch.device | str = "cpu") -> nn.Module:
         """Returns the trained network, in eval mode."""
@@ -321,16 +297,6 @@ class RunFolder:
     def save_result(self, path: Path, result: dict[str, Any]) -> None:
         make_folder(path.parent)
         write_json(path, result)
-
-
-def _has_ended(holder: str) -> bool:
-    try:
-        os.kill(int(holder), 0)
-    except ProcessLookupError:
-        return True
-    except (ValueError, OverflowError, PermissionError):
-        pass
-    return False
 
 
 def _is_class_name(name: Any) -> bool:

@@ -17,6 +17,7 @@ from cmsf.data.prepare import SeenImages
 from cmsf.data.sources.table import read_parquet
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import atomic_write, file_version
+from cmsf.utils.progress import track
 
 _COLUMNS = ("path", "index", "label", "truth", "split")
 _SCHEMA = pa.schema([(name, pa.int64() if name == "index" else pa.string()) for name in _COLUMNS])
@@ -31,13 +32,13 @@ class Listing:
     @classmethod
     def from_dataset(cls, data: Dataset) -> Listing:
         columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
-        for name, split in (("train", data.train), ("test", data.test)):
-            if split is not None:
-                columns["path"] += split.paths
-                columns["index"] += range(len(split))
-                columns["label"] += Labels(split.label, data.label_names).to_names()
-                columns["truth"] += Labels(split.truth, data.classes).to_names()
-                columns["split"] += [name] * len(split)
+        splits = data.splits()
+        for name, split in track(splits, "listing images", len(splits)):
+            columns["path"] += split.paths
+            columns["index"] += range(len(split))
+            columns["label"] += Labels(split.label, data.label_names).to_names()
+            columns["truth"] += Labels(split.truth, data.classes).to_names()
+            columns["split"] += [name] * len(split)
         return cls(pa.table(columns, schema=_SCHEMA))
 
     @classmethod
@@ -60,6 +61,13 @@ class Listing:
         """Returns which images the run was tested on, and which it was taught the label of."""
         taught = zip(self.column("path", "train"), self.column("label", "train"), strict=True)
         return SeenImages(set(self.column("path", "test")), {path for path, label in taught if label is not None})
+
+    def votes_beyond_labels(self) -> int:
+        """Returns how many training images k-NN votes with by their true class, where training had other labels; 0
+        where it had the same."""
+        train = self.table.filter(pc.equal(self.table["split"], "train"))
+        label, truth = train["label"], train["truth"]
+        return 0 if label.equals(truth) else len(truth) - truth.null_count
 
     def check_same_paths(self, data: Dataset, run: Path, otherwise: str) -> None:
         """Refuses other images than the run's, whatever their labels: what it was trained on would be tested on."""

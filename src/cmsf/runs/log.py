@@ -23,7 +23,6 @@ from cmsf.utils.files import FullDisk, check_regular_file, detect_full_disk, mak
 
 TIMING_FIELDS = ("images_per_second", "pseudo_cost")
 """Fields that differ between two runs which compute the same."""
-_EPOCH_LINE = b'{"kind": "epoch", '
 _LONGEST_LINE = 1 << 20
 _event_file_numbers = itertools.count()
 
@@ -169,16 +168,18 @@ def readable_epoch_lines(path: Path) -> Iterator[dict[str, Any]]:
         yield from epoch_lines(path)
 
 
-def epoch_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the epoch lines of a log. A last line without end is still being written, and left out."""
+def epoch_lines(path: Path, kind: str = "epoch") -> Iterator[dict[str, Any]]:
+    """Yields the epoch lines of a log, or those of another kind. A last line without end is still being written, and
+    left out."""
     check_regular_file(path)
+    start = f'{{"kind": "{kind}", '.encode()
     with path.open("rb") as file:
         while line := file.readline(_LONGEST_LINE):
             if not line.endswith(b"\n"):
                 if len(line) == _LONGEST_LINE:
                     raise BadInput(f"{path} has a line without end; it is not what cmsf train wrote")
                 return
-            if line.startswith(_EPOCH_LINE):  # step lines are many; they are not parsed
+            if line.startswith(start):  # step lines are many; they are not parsed
                 try:
                     values = json.loads(line)
                 except (ValueError, RecursionError):

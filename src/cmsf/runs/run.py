@@ -9,17 +9,21 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import nn
 
 from cmsf.analysis.label_issues import THRESHOLD, Suspect, find_label_issues
 from cmsf.data import DataConfig, Dataset, load_dataset, open_source
+from cmsf.data.labels import Labels
 from cmsf.data.loader import worker_count
+from cmsf.data.prepare import inference_split
 from cmsf.data.sources.table import read_label_list
-from cmsf.evaluation.features import FeatureExtractor
+from cmsf.data.transforms import Preprocessing
+from cmsf.evaluation.features import LAYER, FeatureExtractor
 from cmsf.evaluation.few_labels import LabelSubset, evaluate_few_labels, seeded_subsets, subset_from_list
 from cmsf.evaluation.knn import evaluate_knn, evaluate_pixels, evaluate_retrieval
 from cmsf.evaluation.linear import evaluate_linear
@@ -30,11 +34,13 @@ from cmsf.evaluation.splits import EvaluationSet
 from cmsf.evaluation.transfer import TRIALS, evaluate_transfer, make_tuner, paper_suite, read_suite
 from cmsf.method.build import initial_backbone, pretrained_weights
 from cmsf.recipes.recipe import AUTO, Recipe, ResolvedRecipe
+from cmsf.runs.embeddings import EmbeddingFile, Embeddings, NamedSplit, embed, embed_to_file
 from cmsf.runs.environment import describe_machine
 from cmsf.runs.folder import RunFolder
+from cmsf.runs.requests import CLASSIFIER, EMBEDDING_SUFFIXES, TRANSFER, check_metric
 from cmsf.utils.device import pick_device
-from cmsf.utils.errors import BadInput, did_you_mean
-from cmsf.utils.files import expand_user, file_sha256
+from cmsf.utils.errors import BadInput
+from cmsf.utils.files import check_out, expand_user, file_sha256
 from cmsf.utils.screen import Screen
 
 _EVALUATIONS: dict[str, Callable[[FeatureExtractor, Dataset], Result]] = {
@@ -47,8 +53,6 @@ Data = str | Path | None
 """A source of images, or a list of labels; None for the run's own."""
 Options = dict[str, Any]
 """Keyword arguments of one kind of evaluation."""
-TRANSFER, CLASSIFIER = "transfer", "classifier"
-METRICS = (*_EVALUATIONS, "few-labels", TRANSFER, CLASSIFIER)
 
 
 class Run:
@@ -62,6 +66,11 @@ class Run:
     @property
     def path(self) -> Path:
         return self.folder.path
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What is done to images before the network sees them, as `clean_view` takes it."""
+        return Preprocessing.from_recipe(self.recipe)
 
     def backbone(self, device: torch.device | str = "cpu") -> nn.Module:
         """Returns the trained network in eval mode: images in, pooled features out."""
@@ -172,7 +181,7 @@ class Run:
         before = initial_backbone(self.recipe, start).to(torch_device)
         results: dict[str, Result] = {}
         if metric == "knn":
-            results["raw pixels"] = evaluate_pixels(self.data(data), self.recipe.size, worker_count(workers))
+            results["raw pixels"] = evaluate_pixels(self.data(data), self.preprocessing, worker_count(workers))
         name = "untrained encoder" if start is None else "starting weights"
         results[name] = self._evaluate(metric, before, data, torch_device, worker_count(workers), options)
         return {
@@ -214,7 +223,7 @@ class Run:
         return _EVALUATIONS[metric](features, self.data(data), **options)
 
     def _features(self, backbone: nn.Module, device: torch.device, workers: int) -> FeatureExtractor:
-        return FeatureExtractor(backbone, self.recipe.size, device, workers, self.folder.features)
+        return FeatureExtractor(backbone, self.preprocessing, device, workers, self.folder.features)
 
     def _classifier(self, extractor: FeatureExtractor, data: Data) -> Result:
         images, names = self.data(data), self.folder.classifier()["classes"]
@@ -222,8 +231,8 @@ class Run:
         if held_out is None:
             raise BadInput(f"no test image of {images.name} has a class that {self.path} knows, such as {names[0]!r}")
         scores = predict_scores(self.folder.load_classifier(extractor.device), held_out.split, extractor)
-        protocol = {"transform": extractor.transform, "test images": len(held_out.split), "classes": len(names)}
-        return Result({CLASSIFIER: held_out.accuracy(scores)}, protocol | {"test split": images.test_origin})
+        protocol = {"test images": len(held_out.split), "classes": len(names), "test split": images.test_origin}
+        return Result({CLASSIFIER: held_out.accuracy(scores)}, extractor.protocol() | protocol)
 
     def _few_labels(self, features: FeatureExtractor, data: Data, lists: Sequence[str | Path] = ()) -> Result:
         images, seed = self.data(data), self.recipe.seed
@@ -271,6 +280,66 @@ class Run:
         extractor = self._features(self.backbone(torch_device), torch_device, worker_count(workers))
         return find_label_issues(extractor, images, least)
 
+    @overload
+    def embed(
+        self, data: Data = None, out: None = None, device: str = "auto", workers: int | None = None
+    ) -> Embeddings: ...
+
+    @overload
+    def embed(
+        self, data: Data = None, *, out: str | Path, device: str = "auto", workers: int | None = None
+    ) -> Path: ...
+
+    def embed(
+        self, data: Data = None, out: str | Path | None = None, device: str = "auto", workers: int | None = None
+    ) -> Embeddings | Path:
+        """Returns the L2-normalised features that evaluations rest on, of the run's own images or of a whole source.
+
+        Images that cannot be read are left out. out: a .npz or .parquet to write them to, whose path is returned.
+        """
+        if out is not None:
+            return self.embed_to_file(out, data, device, workers).path
+        return embed(self._extractor(device, workers), self._named_splits(data))
+
+    def embed_to_file(
+        self, out: str | Path, data: Data = None, device: str = "auto", workers: int | None = None
+    ) -> EmbeddingFile:
+        """Writes what `embed` returns; after an interruption, the same call goes on."""
+        file = check_out(out, *EMBEDDING_SUFFIXES)
+        extractor, splits = self._extractor(device, workers), self._named_splits(data)
+        views = extractor.protocol(*(part.split for part in splits))
+        about = {
+            "run": str(self.path.absolute()),
+            "weights_sha256": file_sha256(self.folder.backbone_file),
+            "data": self._recorded_request(data).data,
+            "layer": LAYER,
+            "transform": views["transform"],
+            "preprocessing": views["preprocessing"],
+            "cmsf": version("cmsf"),
+        }
+        return embed_to_file(file, extractor, splits, about)
+
+    def _extractor(self, device: str, workers: int | None) -> FeatureExtractor:
+        torch_device = pick_device(device)
+        return FeatureExtractor(self.backbone(torch_device), self.preprocessing, torch_device, worker_count(workers))
+
+    def _named_splits(self, data: Data) -> list[NamedSplit]:
+        """Returns the run's own splits with the true classes, as evaluations have them, or those of a source."""
+        if data is not None:
+            return self.source_splits(data)
+        images = self.data()
+        return [
+            NamedSplit(name, split, Labels(split.truth, images.classes).to_names()) for name, split in images.splits()
+        ]
+
+    def source_splits(self, data: Data) -> list[NamedSplit]:
+        """Returns the splits of a source in the order train, val, test, to be read as this run reads its images."""
+        source = open_source(data)
+        for note in source.notes:
+            Screen().print(note)
+        size = self.recipe.size if self.recipe.cache == "ram" else None
+        return [NamedSplit(name, inference_split(split, size), split.names) for name, split in source.ordered_splits()]
+
     def _save(
         self, metric: str, result: Result, data: Data, device: torch.device, about: dict[str, str], options: Options
     ) -> dict[str, Any]:
@@ -298,14 +367,3 @@ def _named_sources(metric: str, data: Data, options: Options) -> list[str | Path
 
 def _stem(source: str | Path) -> str:
     return re.sub(r"[^\w.-]+", "-", expand_user(source).absolute().stem)
-
-
-def check_metric(metric: str, data: Data = None) -> None:
-    if metric not in METRICS:
-        hint = did_you_mean(metric, METRICS, f"use {', '.join(METRICS)}")
-        raise BadInput(f"unknown evaluation {metric!r}; {hint}")
-    if metric == TRANSFER and data is not None:
-        raise BadInput(
-            f"transfer takes its data sets from a suite, not from --data {data}; leave it out, or name it in a YAML "
-            "file, a line as birds: photos/birds, and give that with --suite"
-        )

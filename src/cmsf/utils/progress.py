@@ -1,11 +1,14 @@
-"""Progress bars: rich's, on stderr, one at a time, and only on a terminal."""
+"""Progress on stderr: on a terminal rich's bars, one at a time; elsewhere a plain line now and then."""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -16,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextCol
 from rich.table import Column
 from rich.text import Text
 
-from cmsf.utils.text import one_line
+from cmsf.utils.text import format_time_left, one_line
 
 REFRESH_PER_SECOND = 2.0
 RIGHT_MARGIN = 2
@@ -27,6 +30,9 @@ _DESCRIPTION = 12
 """Columns that a description keeps at least."""
 _NARROW = 50
 """Columns of a terminal below which the words take the place of the bar."""
+_SILENCE, _BETWEEN_LINES = 10.0, 60.0
+"""Without a terminal: seconds in which nothing was said before a line, and between two lines at least."""
+_POLL_SECONDS = 1.0
 
 T = TypeVar("T")
 Listener = Callable[[str], None]
@@ -45,12 +51,15 @@ class Update(Protocol):
     def __call__(self, done: int, note: str = "", resumed: bool = False) -> None: ...
 
 
-def track(items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
-    """Yields the items, with a bar on a terminal that is removed at the end; total: None if unknown."""
+def track(items: Iterable[T], description: str, total: int | None, each: int = 1) -> Iterator[T]:
+    """Yields the items, with a progress bar in the meantime.
+
+    total: None if unknown. each: how many of the total an item stands for, such as the images of a batch.
+    """
     with progress_bar(description, total) as update:
         for done, item in enumerate(items, 1):
             yield item
-            update(done)
+            update(each * done if total is None else min(each * done, total))
 
 
 class _ShrinkingText(TextColumn):
@@ -64,7 +73,10 @@ class _ShrinkingText(TextColumn):
 
 @contextmanager
 def progress_bar(description: str, total: int | None) -> Iterator[Update]:
-    """Yields a function that updates a bar; a bar within a bar is shown as a note beside it."""
+    """Yields a function that updates a bar, which is removed at the end; a bar within a bar is a note beside it.
+
+    Without a terminal there is no bar but a line after ten seconds in which nothing was said, and then one a minute.
+    """
     description, listener = one_line(_prefix.get() + description), _listener.get()
     if listener is not None:
 
@@ -80,7 +92,9 @@ def progress_bar(description: str, total: int | None) -> Iterator[Update]:
         return
     console = Console(stderr=True)
     if not is_terminal(console):
-        yield lambda done, note="", resumed=False: None
+        lines = _PlainLines(description, total, _silence)
+        with redirect_progress(lines.set_inner), lines.printed():
+            yield lines.update
         return
     bar = _Bar(
         _ShrinkingText(
@@ -107,6 +121,98 @@ def progress_bar(description: str, total: int | None) -> Iterator[Update]:
 
     with redirect_progress(lambda inner: bar.update(task, note=inner or own_note)), live_display(bar.live):
         yield update
+
+
+class _Silence:
+    """Knows when a line is due where there is no terminal: bars that follow one another share its clock."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.now = now
+        self._since = self._line = self._ended = -math.inf
+
+    def begin(self) -> None:
+        """Counts from now on, unless a bar has only just ended."""
+        if self.now() - self._ended >= _SILENCE:
+            self._since = self.now()
+
+    def end(self) -> None:
+        self._ended = self.now()
+
+    def message_printed(self) -> None:
+        self._since = self.now()
+
+    def line_printed(self) -> None:
+        self._since = self._line = self.now()
+
+    @property
+    def line_is_due(self) -> bool:
+        return self.now() - self._since >= _SILENCE and self.now() - self._line >= _BETWEEN_LINES
+
+
+_silence = _Silence()
+
+
+def message_printed() -> None:
+    """Says that a user has just read something: the next line of progress can wait."""
+    _silence.message_printed()
+
+
+class _PlainLines:
+    """What a bar says where there is no terminal."""
+
+    def __init__(self, description: str, total: int | None, silence: _Silence) -> None:
+        self.description, self.total, self._silence = description, total, silence
+        self._done, self._note, self._inner = 0, "", ""
+        self._first, self._began = 0, silence.now()
+        self._updated = self._began
+
+    def update(self, done: int, note: str = "", resumed: bool = False) -> None:
+        self._done, self._note, self._updated = done, note, self._silence.now()
+        if resumed:
+            self._first, self._began = done, self._updated
+
+    def set_inner(self, progress: str) -> None:
+        self._inner = progress
+
+    @property
+    def line(self) -> str:
+        """Returns such as: features 2,560 of 50,000, 1 min left."""
+        if self.total is not None:
+            count = f" {self._done:,} of {self.total:,}"
+        else:
+            count = f" {self._done:,}" if self._done else ""
+        return ", ".join(filter(None, [self.description + count, self._inner or self._note, self._time_left]))
+
+    @property
+    def _time_left(self) -> str:
+        done = self._done - self._first
+        if self.total is None or done <= 0:
+            return ""
+        pace = (self._updated - self._began) / done
+        left = pace * (self.total - self._done) - (self._silence.now() - self._updated)
+        return format_time_left(left) if left > 0 else ""
+
+    @contextmanager
+    def printed(self) -> Iterator[None]:
+        """Prints lines in its block when they are due; by a thread, for what is counted may take minutes a piece."""
+        ended, stderr = threading.Event(), sys.stderr  # which a library's block may redirect meanwhile
+
+        def watch() -> None:
+            while not ended.wait(_POLL_SECONDS):
+                if self._silence.line_is_due:
+                    with suppress(OSError, ValueError):  # stderr may be full or closed
+                        print(one_line(self.line), file=stderr, flush=True)
+                    self._silence.line_printed()
+
+        thread = threading.Thread(target=watch, name="progress", daemon=True)
+        self._silence.begin()
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            self._silence.end()
 
 
 def progress_prefix(description: str) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""What a user sees of a training run: a live panel on a terminal, a line per epoch elsewhere, or nothing."""
+"""What a user sees of a training run: a live panel on a terminal, lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from cmsf.utils.progress import (
     console_above,
     is_terminal,
     live_display,
+    message_printed,
+    progress_bar,
     redirect_progress,
     stdout_is_terminal,
 )
@@ -105,14 +107,18 @@ class TrainingPanel:
     def _rows(self, step: int, total: int, plain: bool) -> list[tuple[str, Text]]:
         """Returns names and values; plain: without arrows and sparklines, for a terminal of ASCII."""
         remaining, status = self.remaining, self._status
-        epoch = max(0, step - 1) * self.epochs // total + 1  # an epoch's last step is its own, while it is validated
         time_row = format_duration(self.elapsed) + ("" if remaining is None else f", {format_duration(remaining)} left")
-        rows = [("step", Text(f"{step:,} of {total:,}, epoch {epoch} of {self.epochs}")), ("time", Text(time_row))]
+        rows = [("step", Text(f"{step:,} of {total:,}, {_epoch(step, self.epochs, total)}")), ("time", Text(time_row))]
         rows += [(name, Text(", ".join(words))) for name, words in _step_rows(self._step) if words]
         if "pseudo_share" in self._epoch:
             rows.append(("pseudo-labels", Text(_format_pseudo_labels(self._epoch))))
         rows += [(name, _format_history(list(values), plain)) for name, values in self._accuracies.items() if values]
         return [*rows, ("now", Text(status))] if status else rows
+
+
+def _epoch(step: int, epochs: int, total: int) -> str:
+    """Returns which epoch a step belongs to; an epoch's last step is its own, while it is validated."""
+    return f"epoch {max(0, step - 1) * epochs // total + 1} of {epochs}"
 
 
 def _step_rows(line: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
@@ -153,7 +159,12 @@ def sparkline(values: Sequence[float]) -> str:
 def _format_pseudo_labels(line: Mapping[str, Any]) -> str:
     accuracy = line["pseudo_accuracy_confident"]
     right = "" if math.isnan(accuracy) else f", {100 * accuracy:.0f} % of them right"
-    return f"{100 * line['pseudo_share']:.1f} %{right}"
+    trust = f", trust {line['pseudo_trust']:.0f} %" if "pseudo_trust" in line else ""
+    return f"{100 * line['pseudo_share']:.1f} %{right}{trust}"
+
+
+def _nothing(step: int) -> None:
+    return
 
 
 class Screen:
@@ -163,9 +174,11 @@ class Screen:
         self.console = console or Console(stderr=True, highlight=False)
         self.quiet = quiet
         self._panel: TrainingPanel | None = None
+        self._count: Callable[[int], None] = _nothing
 
     def print(self, text: str) -> None:
         if not self.quiet:
+            message_printed()
             console_above(self.console).print(one_line(text), markup=False, emoji=False, soft_wrap=True)
 
     def bars(self) -> AbstractContextManager[None]:
@@ -176,11 +189,24 @@ class Screen:
     def training_panel(
         self, name: str, epochs: int, total: int, done: int, history: Callable[[], Iterable[Mapping[str, Any]]]
     ) -> Iterator[None]:
-        """Shows a panel in its block, on a terminal; history: reads the log's lines of earlier epochs."""
-        if self.quiet or not is_terminal(self.console):
+        """Shows a panel in its block, on a terminal, and elsewhere counts the steps of long epochs.
+
+        history: reads the log's lines of earlier epochs.
+        """
+        if self.quiet:
             yield
             return
+        if not is_terminal(self.console):
+            with progress_bar("step", total) as update:
+                update(done, resumed=True)
+                self._count = lambda step: update(step, _epoch(step, epochs, total))
+                try:
+                    yield
+                finally:
+                    self._count = _nothing
+            return
         panel = self._panel = TrainingPanel(name, epochs, total, done)
+        self._count = panel.advance
         for line in history():
             panel.add_accuracies(line)
         live = Live(
@@ -193,16 +219,26 @@ class Screen:
                 finally:
                     panel.stop()
         finally:
-            self._panel = None
+            self._panel, self._count = None, _nothing
 
     def advance(self, step: int) -> None:
         """Counts a step that has no line in the log."""
-        if self._panel is not None:
-            self._panel.advance(step)
+        self._count(step)
 
     def step(self, step: int, line: Mapping[str, Any]) -> None:
         if self._panel is not None:
             self._panel.step(step, line)
+        else:
+            self._count(step)
+
+    def start(self, line: Mapping[str, Any]) -> None:
+        """Shows the accuracies of the weights that training starts from."""
+        if self._panel is not None:
+            self._panel.add_accuracies(line)
+            return
+        accuracies = [f"{name} {line[name]:.2f} %" for name in _ACCURACIES if name in line]
+        if accuracies:
+            self.print("   ".join(["start    ", *accuracies]))
 
     def epoch(self, line: Mapping[str, Any]) -> None:
         if self._panel is not None:

@@ -69,6 +69,14 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
+def format_time_left(seconds: float) -> str:
+    """Formats seconds to go as 40 s left, 12 min left or 2 h 5 min left."""
+    if seconds < 59.5:
+        return f"{max(1, round(seconds))} s left"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min left" if hours else f"{minutes} min left"
+
+
 def short_repr(value: object, longest: int = 80) -> str:
     """Returns a short text for a value of any size, for a message."""
     if isinstance(value, int) and abs(value) >= 2**64:
