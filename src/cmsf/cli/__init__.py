@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from cmsf import __version__
-from cmsf.cli import data, evaluate, finetune, flops, labels, predict, recipes, report, suspects, train
+from cmsf.cli import data, embed, evaluate, finetune, flops, labels, predict, recipes, report, suspects, train
 from cmsf.cli.parser import Parser
 from cmsf.utils.errors import BadInput, FailedElsewhere, did_you_mean
 from cmsf.utils.text import one_line
@@ -20,6 +20,7 @@ _COMMANDS = {
     "evaluate": evaluate,
     "finetune": finetune,
     "predict": predict,
+    "embed": embed,
     "report": report,
     "data": data,
     "labels": labels,

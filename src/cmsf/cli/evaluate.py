@@ -12,6 +12,8 @@ from typing import Any
 
 from cmsf.cli.comparison import Comparison
 from cmsf.cli.parser import Parser, apply_machine_flags, parse_int, print_paths
+from cmsf.cli.weights import add_weights_flags, apply_weights
+from cmsf.runs.requests import METRICS, check_metric, check_run
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import expand_user
 from cmsf.utils.text import one_line
@@ -28,7 +30,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="METRIC",
         nargs="+",
         default=["knn"],
-        help="knn, linear, linear-sgd, few-labels, transfer, retrieval, classifier (default: knn)",
+        help=f"{', '.join(METRICS)} (default: knn)",
     )
     parser.add_argument("--data", metavar="SOURCE", help="other images than the run's own")
     parser.add_argument("--references", action="store_true", help="also raw pixels and the network before training")
@@ -46,34 +48,38 @@ def add_arguments(parser: Parser) -> None:
         }
     )
     parser.add_argument("--format", choices=("table", "markdown", "latex"), default="table", help="of what is printed")
+    add_weights_flags(parser)
     parser.add_machine_flags()
 
 
 def execute(chosen: argparse.Namespace) -> int:
-    from cmsf.evaluation.transfer import TRIALS
-    from cmsf.runs.run import METRICS, Run, check_metric
-
     # `--with knn linear RUN` reads as well as `RUN --with knn linear`, and leaves the run among the metrics.
     metrics = [name for name in chosen.metrics if name in METRICS or not expand_user(name).is_dir()]
-    paths = [*chosen.runs, *(name for name in chosen.metrics if name not in metrics)]
+    chosen.runs += [name for name in chosen.metrics if name not in metrics]
     for metric in metrics:
         check_metric(metric, chosen.data)  # a mistake is refused before anything is computed
-    if not paths:
-        raise BadInput("the following arguments are required: RUN; see cmsf evaluate --help")
     for metric, flags in (("few-labels", ("few",)), ("transfer", ("suite", "storage", "ray", "trials"))):
         misplaced = [flag for flag in flags if getattr(chosen, flag)]
         if misplaced and metric not in metrics:
             raise BadInput(f"--{misplaced[0]} is for {metric}, which is not asked for; add it: --with {metric}")
+    trials = parse_int("--trials", chosen.trials, 1, _MOST_TRIALS, "the paper has 200")
+    apply_weights(chosen)
+    for path in chosen.runs:
+        check_run(path)
+
+    from cmsf.evaluation.transfer import TRIALS
+    from cmsf.runs.run import Run
+
     options: dict[str, dict[str, Any]] = {
         "few-labels": {"lists": chosen.few or ()},
         "transfer": {
             "suite": chosen.suite,
-            "trials": parse_int("--trials", chosen.trials, 1, _MOST_TRIALS, "the paper has 200") or TRIALS,
+            "trials": trials or TRIALS,
             "storage": chosen.storage,
             "ray": chosen.ray,
         },
     }
-    runs = [Run(path) for path in paths]
+    runs = [Run(path) for path in chosen.runs]
     machine = (chosen.data, *apply_machine_flags(chosen))
     comparison, test_splits = Comparison(), set()
     failed: dict[str, BadInput] = {}

@@ -8,7 +8,9 @@ import signal
 import sys
 
 from cmsf.cli.parser import SOURCE_HELP, Parser, apply_machine_flags, parse_int, print_paths
+from cmsf.cli.weights import add_weights_flags, apply_weights
 from cmsf.recipes.recipe import Recipe, parse_value
+from cmsf.runs.requests import check_run
 
 HELP = "make a classifier of a run with labelled images"
 _MOST_ROUNDS = 100
@@ -16,7 +18,7 @@ _NUMBERS = ("epochs", "lr", "seed")
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run folder")
+    parser.add_argument("run", metavar="RUN", nargs="?", help="a run folder")
     parser.add_options(
         {
             "--labels LIST": "a list of path (or index) and label, instead of the labels that the run's images have",
@@ -28,19 +30,20 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument(
         "--tune",
-        choices=("whole", "head", "linear"),
-        default="whole",
-        help="what learns: the whole network and a two-layer head (the default), that head alone, or a linear layer "
-        "alone, fitted to convergence",
+        choices=("auto", "whole", "head", "linear"),
+        default="auto",
+        help="what learns: the whole network and a two-layer head, that head alone, or a linear layer alone, fitted to "
+        "convergence; auto (the default) is the best in cross-validation on the labels",
     )
     parser.add_options(
         {
             "--random-weights": "start from random weights instead of the run's, to compare",
-            "--epochs N": "of each round, exactly (default: 20, and more where images are few)",
-            "--lr X": "learning rate (default: 0.005)",
+            "--epochs N": "of each round of whole and head, exactly (default: 20, and more where images are few)",
+            "--lr X": "learning rate of whole and head (default: 0.005)",
             "--seed N": "decides head, order and views (default: the run's)",
         }
     )
+    add_weights_flags(parser)
     parser.add_machine_flags()
     parser.add_options({"--quiet": "say nothing but errors"})
 
@@ -49,6 +52,8 @@ def execute(chosen: argparse.Namespace) -> int:
     numbers = {name: parse_value(name, getattr(chosen, name)) for name in _NUMBERS if getattr(chosen, name) is not None}
     Recipe().changed(numbers)  # a value of the wrong kind is refused before torch is even loaded
     rounds = parse_int("--rounds", chosen.rounds, 1, _MOST_ROUNDS, "the paper's are 1 and 2")
+    apply_weights(chosen)
+    check_run(chosen.run)
 
     from cmsf.api import finetune
 

@@ -17,6 +17,7 @@ from cmsf.cli.compute_tables import Row, papers_table, table_of
 from cmsf.cli.parser import Parser, parse_int, print_line, print_paths
 from cmsf.recipes import check_recipe_name, get_recipe
 from cmsf.recipes.recipe import AUTO, Recipe
+from cmsf.runs.requests import check_run
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import check_out, expand_user, report_write_errors
 
@@ -78,10 +79,8 @@ def _separate_items(items: Sequence[str]) -> tuple[list[str], dict[str, Recipe]]
     runs: list[str] = []
     recipes: dict[str, Recipe] = {}
     for item in items:
-        path = expand_user(item)
-        if isdir(path):
-            if not (path / "recipe.yaml").exists():
-                raise BadInput(f"{item} is not a run: it has no recipe.yaml; give a folder that cmsf train wrote")
+        if isdir(expand_user(item)):
+            check_run(item)
             runs.append(item)
         elif "/" in item and not item.endswith((".yaml", ".yml")):
             raise BadInput(f"no such run: {item}; give a folder that cmsf train wrote, or a recipe")

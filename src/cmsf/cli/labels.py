@@ -56,6 +56,7 @@ def execute(chosen: argparse.Namespace) -> int:
     from cmsf.data.imagenet import imagenet_100
     from cmsf.data.labels import Labels, modify_labels
     from cmsf.data.sources.table import read_label_list, read_label_rows, write_csv
+    from cmsf.utils.progress import track
 
     source = open_source(chosen.source)
     paths = source.train.images.paths
@@ -95,7 +96,8 @@ def execute(chosen: argparse.Namespace) -> int:
         labelled = labels.known.nonzero()[:, 0].tolist()
         called = labels.to_names()
         with report_write_errors(out, "give another --out"):
-            write_csv(out, ("path", "label"), [(_relative_to_list(source, paths[i], out), called[i]) for i in labelled])
+            rows = ((_relative_to_list(source, paths[i], out), called[i]) for i in labelled)
+            write_csv(out, ("path", "label"), track(rows, f"writing {out.name}", len(labelled)))
         print_paths({"list": out})
     return 0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, cast
 
 from cmsf.utils.errors import BadInput
 from cmsf.utils.numbers import check_integer, parse_number
@@ -20,7 +20,29 @@ class Parser(argparse.ArgumentParser):
     """Mistakes are BadInput like any other, with the nearest name where there is one."""
 
     def __init__(self, **keywords: Any) -> None:
+        self._group_of: dict[str, Any] = {}
+        self._further: Any = None
+        self.further_help: dict[argparse.Action, str] = {}
+        """The flags that --help leaves out, with their help."""
         super().__init__(allow_abbrev=False, **keywords)
+
+    def group_flags(self, common: Mapping[str, Sequence[str]], further: str) -> None:
+        """Puts the flags that are added from now on into groups: --help shows those of `common`, which has the names
+        of flags by title, and --help-all also the others, under the title `further`."""
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all the other flags too")
+        for title, names in common.items():
+            self._group_of |= dict.fromkeys((f"--{name}" for name in names), self.add_argument_group(title))
+        self._further = self.add_argument_group(further)
+
+    def add_argument(self, *names: str, **keywords: Any) -> argparse.Action:
+        if names[0] in self._group_of:
+            return cast(argparse.Action, self._group_of[names[0]].add_argument(*names, **keywords))
+        if self._further is None:
+            return super().add_argument(*names, **keywords)
+        text = keywords.pop("help")
+        action: argparse.Action = self._further.add_argument(*names, help=argparse.SUPPRESS, **keywords)
+        self.further_help[action] = text
+        return action
 
     def error(self, message: str) -> NoReturn:
         raise BadInput(f"{message}; see {self.prog} --help")
@@ -43,6 +65,17 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps")
         self.add_argument("--threads", metavar="N", help="CPU threads (default: OMP_NUM_THREADS, or all cores)")
         self.add_argument("--workers", metavar="N", help=workers)
+
+
+class _HelpAll(argparse.Action):
+    """Shows every flag, those too that --help leaves out."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        assert isinstance(parser, Parser)
+        for action, text in parser.further_help.items():
+            action.help = text
+        parser.print_help()
+        parser.exit()
 
 
 def apply_machine_flags(chosen: argparse.Namespace) -> tuple[str, int | None]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cmsf.cli.parser import SOURCE_HELP, Parser, apply_machine_flags, largest_classes, print_line, print_paths
+from cmsf.runs.requests import check_run
 
 if TYPE_CHECKING:
     from cmsf.evaluation.predict import Prediction
@@ -28,6 +29,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(chosen: argparse.Namespace) -> int:
+    check_run(chosen.classifier)
+
     from cmsf.runs.classifier import Classifier
 
     device, workers = apply_machine_flags(chosen)

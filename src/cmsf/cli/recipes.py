@@ -21,7 +21,8 @@ def execute(chosen: argparse.Namespace) -> int:
         _print("Constrained mean shift and its special cases:", {method: firsts[method] for method in OURS})
         _print("\nBaselines, in the same loop:", {method: firsts[method] for method in BASELINES})
         scales = {scale: (make.__doc__ or "").splitlines()[0] for scale, make in SCALES.items()}
-        _print("\nScales, as METHOD-SCALE; a bare METHOD picks small or standard by the size of the images:", scales)
+        picks = "a bare METHOD picks adapt with --init, else small or standard by the size of the images"
+        _print(f"\nScales, as METHOD-SCALE; {picks}:", scales)
         variants = {name: variant.about for name, variant in VARIANTS.items()}
         _print("\nVariants, as METHOD+VARIANT or METHOD+VARIANT-SCALE, one or several:", variants)
         return 0

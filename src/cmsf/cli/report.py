@@ -7,18 +7,25 @@ from __future__ import annotations
 import argparse
 
 from cmsf.cli.parser import Parser, apply_machine_flags, print_paths
+from cmsf.cli.weights import add_weights_flags, apply_weights
+from cmsf.runs.requests import check_run
 from cmsf.utils.files import check_out
 
 HELP = "one HTML page that shows what a run has learned"
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="folders that cmsf train wrote")
+    parser.add_argument("runs", metavar="RUN", nargs="*", help="folders that cmsf train wrote")
     parser.add_argument("--out", metavar="HTML", help="the page (default: report.html in the first run's folder)")
+    parser.add_options({"--data SOURCE": "with --init: its images"})
+    add_weights_flags(parser)
     parser.add_machine_flags()
 
 
 def execute(chosen: argparse.Namespace) -> int:
+    apply_weights(chosen)
+    for path in chosen.runs:
+        check_run(path)
     device, workers = apply_machine_flags(chosen)
     from cmsf.report.write import write_report
     from cmsf.runs.run import Run

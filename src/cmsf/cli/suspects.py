@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cmsf.cli.parser import SOURCE_HELP, Parser, apply_machine_flags, print_line, print_paths
+from cmsf.cli.weights import add_weights_flags, apply_weights
+from cmsf.runs.requests import check_run
 from cmsf.utils.files import check_out, report_write_errors
 from cmsf.utils.numbers import check_number, parse_number
 
@@ -25,7 +27,7 @@ _HEADER = ("path", "index", "label", "suggested", "score", "label_share", "sugge
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run folder")
+    parser.add_argument("run", metavar="RUN", nargs="?", help="a run folder")
     parser.add_options(
         {
             "--out CSV": "the list; the picture is beside it (default: suspects.csv)",
@@ -35,6 +37,7 @@ def add_arguments(parser: Parser) -> None:
             "the vote as the label, at 0.9 nine times as much (default: 0.9)",
         }
     )
+    add_weights_flags(parser)
     parser.add_machine_flags()
     parser.set_defaults(out="suspects.csv")
 
@@ -42,6 +45,8 @@ def add_arguments(parser: Parser) -> None:
 def execute(chosen: argparse.Namespace) -> int:
     least = None if chosen.least is None else check_number("--least", parse_number(chosen.least), 0, 1, "as 0.9")
     out = check_out(chosen.out, ".csv")
+    apply_weights(chosen)
+    check_run(chosen.run)
 
     from cmsf.analysis.figures.label_issues import draw_suspects
     from cmsf.analysis.label_issues import THRESHOLD, compare_with_truth

@@ -11,13 +11,22 @@ from typing import Any, get_args
 from cmsf.cli.parser import SOURCE_HELP, Parser, apply_machine_flags, print_paths
 from cmsf.recipes import METHODS, SCALES, check_recipe_name
 from cmsf.recipes.recipe import AMERICAN, Recipe, metavar, parse_value
+from cmsf.runs.requests import check_run
 from cmsf.training.options import OnCollapse, OnFullDisk, TrainingOptions
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import expand_user
 from cmsf.utils.numbers import parse_number
 
-USAGE = "cmsf train RECIPE [--data SOURCE] [--out RUN] [--epochs N] [any setting below]\n       cmsf train --resume RUN"
+USAGE = "cmsf train RECIPE [--data SOURCE] [--out RUN] [--epochs N] [any flag below]\n       cmsf train --resume RUN"
 HELP = "learn from images; the same command again resumes"
+COMMON = {
+    "images": ("data", "labels", "val", "size"),
+    "network": ("backbone", "init"),
+    "training": ("epochs", "batch-size", "lr", "seed"),
+    "machine": ("device", "threads", "workers"),
+    "run": ("out", "resume", "report", "quiet"),
+}
+"""The flags that --help shows, by the title they stand under. All others come with --help-all."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -28,6 +37,7 @@ def add_arguments(parser: Parser) -> None:
         help=f"{', '.join(METHODS)}, each alone or with -{', -'.join(SCALES)}, and before that with variants, as "
         "cmsf-sup+noise-50-small (cmsf recipes lists them); or a saved recipe.yaml",
     )
+    parser.group_flags(COMMON, "all others; settings where not as in the recipe (cmsf recipes NAME shows it)")
     parser.add_options(
         {
             "--data SOURCE": f"{SOURCE_HELP}; without it, the embedded sample",
@@ -36,7 +46,7 @@ def add_arguments(parser: Parser) -> None:
             "--val SOURCE": "images to test on (default: a split of the data, or a tenth)",
             "--out RUN": "the run folder (default: runs/ and the recipe's or file's name)",
             "--resume RUN": "resume a run that was stopped: recipe, data, threads and bank sharding are read from its "
-            "folder; give the other flags below again",
+            "folder; give the other flags again",
         }
     )
     parser.add_machine_flags()
@@ -56,12 +66,11 @@ def add_arguments(parser: Parser) -> None:
             "--quiet": "say nothing but errors",
         }
     )
-    settings = parser.add_argument_group("settings, where not as in the recipe (cmsf recipes NAME shows it)")
     for field in fields(Recipe):
         if field.name != "name":
             switch: dict[str, Any] = {"nargs": "?", "const": "true"} if field.type == "bool" else {}
             names = (field.name, *(american for american, name in AMERICAN.items() if name == field.name))
-            settings.add_argument(
+            parser.add_argument(
                 *(f"--{name.replace('_', '-')}" for name in names),
                 metavar=metavar(field.name),
                 default=argparse.SUPPRESS,
@@ -116,6 +125,7 @@ def _check_resumed(chosen: argparse.Namespace) -> None:
         raise BadInput(f"--resume uses the recipe of {chosen.resume}; leave out {chosen.recipe}")
     if chosen.out is not None and expand_user(chosen.out).absolute() != expand_user(chosen.resume).absolute():
         raise BadInput(f"--resume continues {chosen.resume}; leave out --out {chosen.out}")
+    check_run(chosen.resume)
 
 
 def _recorded_threads(run: str | None) -> str | None:
@@ -125,7 +135,5 @@ def _recorded_threads(run: str | None) -> str | None:
     from cmsf.data import available_cores
     from cmsf.runs.folder import RunFolder
 
-    folder = RunFolder(expand_user(run))
-    folder.recipe()  # raises if it is not a run
-    threads = folder.environment().get("threads")
+    threads = RunFolder(expand_user(run)).environment().get("threads")
     return str(threads) if type(threads) is int and 1 <= threads <= available_cores() else None

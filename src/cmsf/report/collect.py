@@ -31,6 +31,7 @@ from cmsf.training.checkpointer import load_learner
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.device import pick_device
 from cmsf.utils.errors import BadInput
+from cmsf.utils.progress import track
 from cmsf.utils.rng import permutation
 
 _SAMPLED = 5_000
@@ -61,7 +62,7 @@ def collect_run(
         return replace(report, notes=(*report.notes, f"its images cannot be read: {error}"))
     seed, torch_device = run.recipe.seed, pick_device(device)
     extractor = FeatureExtractor(
-        run.backbone(torch_device), run.recipe.size, torch_device, worker_count(workers), run.folder.features
+        run.backbone(torch_device), run.preprocessing, torch_device, worker_count(workers), run.folder.features
     )
     images = EmbeddedImages.with_neighbours(
         data, extractor(data.train), None if data.test is None else extractor(data.test)
@@ -116,7 +117,8 @@ def _alignment(learner: Learner, data: Dataset, extractor: FeatureExtractor, see
             batches = load_batches(
                 sample, plan, {FIRST: view.crop}, seed=seed, device=extractor.device, workers=extractor.workers
             )
-            views.append(torch.cat([unit_features(extractor.backbone, view(batch, FIRST)) for batch in batches]))
+            tracked = track(batches, "alignment of two views", len(sample), BATCH)
+            views.append(torch.cat([unit_features(extractor.backbone, view(batch, FIRST)) for batch in tracked]))
     return Stat("alignment", f"{alignment(*views):.2f}", "squared distance of two views; 0 where views do not matter")
 
 
@@ -142,7 +144,7 @@ def _ranks_by_size(learner: Learner, seed: int) -> list[Plot]:
     if search is None or search.k is None or not isinstance(search.constraint, NearCompanion):
         return []
     counts = {}
-    for size in _SIZES:
+    for size in track(_SIZES, "ranks by the size of C", len(_SIZES)):
         if search.k <= size <= len(query):
             row = bank.search(query, NearCompanion(size), search.k, search.include_query).row
             assert row is not None

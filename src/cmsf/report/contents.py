@@ -122,6 +122,7 @@ class RunReport:
     """A run; what it does not have is empty, and `notes` say why.
 
     state: "complete", "epoch 3 of 10", …
+    answer: what training has made of the weights that it started from, in a sentence.
     suspects: with the position of each in `images`.
     epochs, spent: what it is compared with other runs by; `spent` is None where it cannot be computed.
     """
@@ -129,6 +130,7 @@ class RunReport:
     name: str
     path: str
     state: str
+    answer: str = ""
     summary: tuple[Stat, ...] = ()
     plots: tuple[Plot, ...] = ()
     images: ImagePool | None = None

@@ -17,6 +17,7 @@ from cmsf.report.plots import EpochLines, training_plots
 from cmsf.runs.cost import RunCost, run_cost
 from cmsf.runs.log import epoch_lines
 from cmsf.runs.run import Run
+from cmsf.training.validation import KNN, describe_change
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import read_json
 from cmsf.utils.numbers import is_measurement
@@ -25,7 +26,7 @@ from cmsf.utils.text import escape_unprintable, format_duration
 
 def collect_history(run: Run) -> RunReport:
     """Returns the report of a run as far as its files go: all there is while it is being trained."""
-    epochs, notes, cost = _epochs(run), [], None
+    epochs, notes, cost, votes = _epochs(run), [], None, 0
     results = []
     for file in sorted(run.folder.results.glob("*.json")):
         try:
@@ -34,13 +35,15 @@ def collect_history(run: Run) -> RunReport:
             notes.append(str(error))
     try:
         cost = run_cost(run.folder) if epochs else None
+        votes = run.folder.listing().votes_beyond_labels() if epochs else 0
     except BadInput as error:
         notes.append(f"its cost cannot be computed: {error}")
     return RunReport(
         name=run.recipe.name,
         path=str(run.path),
         state=_state(run, len(epochs)),
-        summary=(*_image_count(run, cost), *_summary(epochs)),
+        answer=_answer(run, epochs),
+        summary=(*_image_count(run, cost), *_summary(epochs, votes)),
         plots=tuple(training_plots(epochs)),
         results=tuple(results),
         compute={} if cost is None else _cost(cost),
@@ -87,14 +90,18 @@ def _image_count(run: Run, cost: RunCost | None) -> list[Stat]:
     return [Stat("training images", f"{cost.images:,}", note)]
 
 
-def _summary(epochs: EpochLines) -> list[Stat]:
-    """Returns the last accuracy and the other numbers of the last epoch."""
+def _summary(epochs: EpochLines, votes: int) -> list[Stat]:
+    """Returns the last accuracy and the other numbers of the last epoch.
+
+    votes: the training images whose true labels k-NN voted with, where training had others.
+    """
     stats = []
     validated = [line for line in epochs if isinstance(line.get("20-nn"), float)]
     if validated:
         first, last = validated[0], validated[-1]
         before = f"; {first['20-nn']:.2f} % after epoch {first['epoch'] + 1}" if len(validated) > 1 else ""
-        stats.append(Stat("20-NN", f"{last['20-nn']:.2f} %", f"after epoch {last['epoch'] + 1}{before}"))
+        by = f"; votes: the true labels of all {votes:,} training images, not those training had" if votes else ""
+        stats.append(Stat("20-NN", f"{last['20-nn']:.2f} %", f"after epoch {last['epoch'] + 1}{before}{by}"))
     for line in epochs[-1:]:
         if isinstance(line.get("loss"), float):
             stats.append(Stat("loss", f"{line['loss']:.3f}", f"mean of epoch {line['epoch'] + 1}"))
@@ -105,6 +112,20 @@ def _summary(epochs: EpochLines) -> list[Stat]:
         if isinstance(line.get("rank_median"), float):
             stats.append(Stat("median rank", f"{line['rank_median']:.0f}", "in M, of C's last neighbour"))
     return stats
+
+
+def _answer(run: Run, epochs: EpochLines) -> str:
+    """Returns k-NN at the start and of the epoch that is kept, and whether that is better."""
+    kept = [] if not epochs else [_valid_fields(line) for line in epoch_lines(run.folder.metrics_file, "kept")]
+    judged = [line for line in (*epochs, *kept) if f"{KNN}_change" in line]
+    if kept and kept[-1].get("epoch") == 0:
+        return "The starting weights were kept: no epoch was better."
+    if not judged:
+        return ""
+    try:
+        return f"{describe_change(judged[-1])}."
+    except KeyError:  # somebody else may have written the line
+        return ""
 
 
 def _cost(cost: RunCost) -> dict[str, str]:

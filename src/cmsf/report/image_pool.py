@@ -151,7 +151,7 @@ def _thumbnails(places: Sequence[tuple[str, Split, int]]) -> list[str]:
     for name in ("train", "test"):
         members = [number for number, place in enumerate(places) if place[0] == name]
         jobs += [members[start : start + _READ_AT_A_TIME] for start in range(0, len(members), _READ_AT_A_TIME)]
-    for job in track(jobs, "thumbnails", len(jobs)):
+    for job in track(jobs, "thumbnails", len(places), _READ_AT_A_TIME):
         split = places[job[0]][1]
         pictures = split.read(torch.tensor([places[number][2] for number in job]), _SIDE)
         for number, picture in zip(job, pictures, strict=True):
@@ -164,6 +164,7 @@ def _thumbnails(places: Sequence[tuple[str, Split, int]]) -> list[str]:
 
 def _project(features: Float[Tensor, "p f"]) -> Iterator[Projection]:
     if len(features) >= _FEWEST_MAPPED:
-        for name, project in projections().items():
+        installed = projections()
+        for name, project in track(installed.items(), "map", len(installed)):
             x, y = project(features).T.tolist()
             yield Projection(name, tuple(x), tuple(y))

@@ -22,6 +22,7 @@ from cmsf.runs.folder import RunFolder
 from cmsf.runs.run import Run
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import make_folder, report_write_errors, write_text
+from cmsf.utils.progress import track
 from cmsf.utils.text import format_bytes
 
 LARGEST = 10_000_000
@@ -44,12 +45,12 @@ def write_report(
     folder = out.with_name(f"{out.stem}-plots")
     with report_write_errors(out, "choose another --out"):
         make_folder(folder)
+        plots = [(plot, folder) for plot in together]
         for number, report in enumerate(reports, start=1):
             maps = () if report.images is None else map_plots(report.images)
-            for plot in (*report.plots, *maps):
-                plot.save(folder if len(runs) == 1 else folder / f"run-{number}")
-        for plot in together:
-            plot.save(folder)
+            plots += [(plot, folder if len(runs) == 1 else folder / f"run-{number}") for plot in (*report.plots, *maps)]
+        for plot, place in track(plots, "plots", len(plots)):
+            plot.save(place)
         _write_page(out, reports, together)
     for report in reports:
         for note in report.notes:
