@@ -20,9 +20,13 @@ NEED_FEW_LABELS = ("cmsf-semi", "cmsf-semi-basic", "paws", "fixmatch")
 TINY = {"epochs": 3, "batch_size": 32, "log_every": 2, "projection_hidden": 32, "projection_dim": 16}
 
 
-def metrics(run: cmsf.Run, kind: str | None = None) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in run.folder.metrics_file.read_text().splitlines()]
-    return [line for line in lines if kind in (None, line["kind"])]
+def metrics(run: cmsf.Run, *kinds: str) -> list[dict[str, Any]]:
+    """The lines of these kinds; without any, those of steps and epochs."""
+    return [line for line in whole_log(run) if line["kind"] in (kinds or ("step", "epoch"))]
+
+
+def whole_log(run: cmsf.Run) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run.folder.metrics_file.read_text().splitlines()]
 
 
 def state(run: cmsf.Run) -> dict[str, Any]:
@@ -76,7 +80,8 @@ def assert_same(first: Any, second: Any) -> None:
 
 def assert_same_run(first: cmsf.Run, second: cmsf.Run) -> None:
     untimed = [
-        [{k: v for k, v in line.items() if k not in TIMING_FIELDS} for line in metrics(run)] for run in (first, second)
+        [{k: v for k, v in line.items() if k not in TIMING_FIELDS} for line in whole_log(run)]
+        for run in (first, second)
     ]
     assert untimed[0] == untimed[1]
     assert_same(state(first), state(second))

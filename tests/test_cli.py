@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +21,9 @@ from runs import replace_part
 
 import cmsf
 from cmsf.cli import main
+from cmsf.cli.train import COMMON
 from cmsf.evaluation.finetune import FineTuneSettings
+from cmsf.recipes.recipe import Recipe
 from cmsf.runs.checkpoint import Checkpoint
 
 FAST = ["--epochs", "1", "--batch-size", "32", "--projection-hidden", "16", "--projection-dim", "8"]
@@ -65,6 +69,7 @@ def brief_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
         (["train", "cmsf-slef"], "unknown recipe 'cmsf-slef'; did you mean cmsf-self?"),
         (["train", "nothing-like-it"], "cmsf recipes lists them all"),
         (["train", "msf", "--epoch", "3"], "cmsf train has no --epoch; did you mean --epochs?"),
+        (["train", "msf", "--labl-share", "1"], "cmsf train has no --labl-share; did you mean --label-share?"),
         (["train", "msf", "--epochs", "none"], "invalid value --epochs none; expected a whole number"),
         (["train", "msf", "--lr=-1"], "--lr -1.0 is out of range; use above 0"),
         (["train", "msf", "--threads", "0"], "invalid value --threads 0"),
@@ -410,6 +415,53 @@ def test_train_takes_keywords_in_both_spellings(tmp_path: Path) -> None:
 def test_help_does_not_wait_for_torch() -> None:
     script = "import sys; from cmsf.cli import main; main([]); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 0
+
+
+def shown_by(flag: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", flag])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_shows_the_flags_people_use_and_help_all_shows_every_one(capsys: pytest.CaptureFixture[str]) -> None:
+    short, whole = shown_by("--help", capsys), shown_by("--help-all", capsys)
+    common = [name for names in COMMON.values() for name in names]
+    settings = [field.name.replace("_", "-") for field in fields(Recipe) if field.name != "name"]
+    assert set(re.findall(r"^  --([a-z-]+)", short, re.MULTILINE)) == {*common, "help-all"}
+    assert {*common, *settings, "bank-sharded"} <= set(re.findall(r"^  --([a-z-]+)", whole, re.MULTILINE))
+    assert [title for title in COMMON if f"\n{title}:\n" not in short] == []
+    assert "all others" not in short
+    assert len(short.splitlines()) < 70 < len(whole.splitlines())
+
+
+def test_a_run_that_is_missing_is_said_without_waiting_for_torch(tmp_path: Path) -> None:
+    commands = [
+        ["evaluate", "nowhere"],
+        ["evaluate", "nowhere", "--with", "few-labels", "--references"],
+        ["evaluate", "x", "--with", "lineer"],
+        ["report", "nowhere"],
+        ["suspects", "nowhere"],
+        ["finetune", "nowhere"],
+        ["predict", "nowhere", "--data", "x"],
+        ["embed", "nowhere"],
+        ["train", "--resume", "nowhere"],
+    ]
+    script = (
+        f"import sys; from cmsf.cli import main; print([main(c) for c in {commands}]); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.splitlines() == [str([2] * len(commands)), "False"]
+    said = done.stderr.splitlines()
+    assert "unknown evaluation 'lineer'" in said.pop(2)
+    assert said == ["cmsf: no such run: nowhere"] * (len(commands) - 1)
+
+
+def test_a_folder_that_is_no_run_is_said_without_waiting_for_torch(tmp_path: Path) -> None:
+    script = "import sys; from cmsf.cli import main; print(main(['report', '.']), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == "2 False\n"
+    assert "is not a run: it has no recipe.yaml; give a folder that cmsf train wrote" in done.stderr
 
 
 @pytest.mark.parametrize(

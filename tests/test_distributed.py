@@ -451,7 +451,8 @@ def test_what_one_rank_cannot_read_is_said_once_and_stops_all(split: str, tmp_pa
     assert "gloo" not in said
     assert "Traceback" not in said
     lost.write_bytes(lost.with_name(sorted(path.name for path in lost.parent.iterdir())[0]).read_bytes())
-    assert [one.code for one in train(2, *given)] == [0, 0]
+    ended = train(2, *given)
+    assert [one.code for one in ended] == [0, 0], ended
 
 
 # Faults that all ranks meet. What is done to a run in the middle is done by the ranks themselves.

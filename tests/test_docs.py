@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 import timm
 import torch
-from helpers import images_of_classes
+from helpers import images_of_classes, put_into_hub_cache
 from PIL import Image
 
 from cmsf import cli
@@ -92,6 +92,11 @@ def arguments(words: list[str]) -> list[str] | None:
     return after[:-1] if after[-1:] == ["&"] else after
 
 
+def asks_for_help(given: list[str]) -> bool:
+    """Whether a command prints its help, and so ends the process."""
+    return given[-1:] in (["--help"], ["--help-all"])
+
+
 def code_spans(page: Path) -> list[str]:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     return re.findall(r"`([^`\n]+)`", text)
@@ -111,7 +116,7 @@ def run_commands(page: Path) -> None:
     for block in (block for block in blocks(page) if block.language == "sh"):
         for words in commands(block):
             given, line = arguments(words), shlex.join(words)
-            if given is not None and not line.startswith(tuple(NOT_RUN)) and given[-1:] != ["--help"]:
+            if given is not None and not line.startswith(tuple(NOT_RUN)) and not asks_for_help(given):
                 assert cli.main(given) == 0, f"{block.name}: {line}"
 
 
@@ -123,7 +128,7 @@ def efficientnet() -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder in which README's commands were run; before, it had the files they name, and a suite of data sets."""
     folder = tmp_path_factory.mktemp("docs")
     for name, per_class in {"photos": 9, "test": 2, "new": 1}.items():
@@ -138,9 +143,13 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "sets.yaml").write_text("shapes: photos\n")
     renamed = {f"layer {number}": tensor for number, tensor in enumerate(efficientnet().values())}
     torch.save(renamed, folder / "efficientnet-lite0.pth")
-    with contextlib.chdir(folder):
-        run_commands(README)
-    return folder
+    put_into_hub_cache(timm.create_model("resnet18").state_dict(), "resnet18.a1_in1k", folder / "hub")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "hub"))
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        with contextlib.chdir(folder):
+            run_commands(README)
+        yield folder
 
 
 @pytest.fixture
@@ -169,7 +178,7 @@ def test_every_command_in_a_shell_block_is_understood() -> None:
     found = 0
     for block in blocks_in("sh"):
         for given in filter(None, map(arguments, commands(block))):
-            if given[-1] != "--help":
+            if not asks_for_help(given):
                 check_arguments(parser, given, block.name)
                 found += 1
     assert found > 30

@@ -134,7 +134,7 @@ def test_a_run_that_was_killed_beside_its_workers_is_resumed_at_once(photos: Pat
 def test_the_lock_of_one_that_is_gone_is_waited_for_and_that_of_one_that_is_not_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cmsf.runs.folder._LOCK_SECONDS", 2.0)
+    monkeypatch.setattr("cmsf.utils.locks._LOCK_SECONDS", 2.0)
     gone = subprocess.Popen(["true"])
     gone.wait()
     folder, file = RunFolder(tmp_path), (tmp_path / ".lock").open("w")

@@ -10,6 +10,7 @@ from helpers import noise_split, write_photos
 from torch import Tensor, nn
 
 from cmsf.data import Split, load_dataset, open_source
+from cmsf.data.transforms import Preprocessing
 from cmsf.evaluation import FeatureExtractor
 from cmsf.recipes.recipe import Recipe
 from cmsf.utils.errors import BadInput
@@ -31,10 +32,10 @@ class Counting(nn.Module):
 
 def test_features_are_computed_once_and_read_back_bit_for_bit(tmp_path: Path) -> None:
     network, split = Counting(), noise_split(30, 0)
-    plain = FeatureExtractor(network, 12)(split)
-    first = FeatureExtractor(network, 12, cache=tmp_path)(split)
+    plain = FeatureExtractor(network, Preprocessing(12))(split)
+    first = FeatureExtractor(network, Preprocessing(12), cache=tmp_path)(split)
     network.seen = 0
-    assert torch.equal(FeatureExtractor(network, 12, cache=tmp_path)(split), first)
+    assert torch.equal(FeatureExtractor(network, Preprocessing(12), cache=tmp_path)(split), first)
     assert network.seen == 0
     assert torch.equal(first, plain)
 
@@ -42,7 +43,7 @@ def test_features_are_computed_once_and_read_back_bit_for_bit(tmp_path: Path) ->
 @pytest.mark.parametrize("what", ["weights", "statistics", "images", "order", "size"])
 def test_whatever_features_depend_on_makes_them_anew(what: str, tmp_path: Path) -> None:
     network, split, size = Counting(), noise_split(30, 0), 12
-    FeatureExtractor(network, size, cache=tmp_path)(split)
+    FeatureExtractor(network, Preprocessing(size), cache=tmp_path)(split)
     if what == "weights":
         network = Counting(seed=1)
     elif what == "statistics":
@@ -56,15 +57,15 @@ def test_whatever_features_depend_on_makes_them_anew(what: str, tmp_path: Path) 
     else:
         size = 8
     network.seen = 0
-    found = FeatureExtractor(network, size, cache=tmp_path)(split)
+    found = FeatureExtractor(network, Preprocessing(size), cache=tmp_path)(split)
     assert network.seen == 30
-    assert torch.equal(found, FeatureExtractor(network, size)(split))
+    assert torch.equal(found, FeatureExtractor(network, Preprocessing(size))(split))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "foreign"])
 def test_a_damaged_file_is_computed_again(damage: str, tmp_path: Path) -> None:
     network, split = Counting(), noise_split(30, 0)
-    first = FeatureExtractor(network, 12, cache=tmp_path)(split)
+    first = FeatureExtractor(network, Preprocessing(12), cache=tmp_path)(split)
     (file,) = tmp_path.iterdir()
     content = bytearray(file.read_bytes())
     if damage == "truncated":
@@ -75,10 +76,10 @@ def test_a_damaged_file_is_computed_again(damage: str, tmp_path: Path) -> None:
         content = bytearray(b"not safetensors")
     file.write_bytes(content)
     network.seen = 0
-    assert torch.equal(FeatureExtractor(network, 12, cache=tmp_path)(split), first)
+    assert torch.equal(FeatureExtractor(network, Preprocessing(12), cache=tmp_path)(split), first)
     assert network.seen == 30
     network.seen = 0
-    FeatureExtractor(network, 12, cache=tmp_path)(split)
+    FeatureExtractor(network, Preprocessing(12), cache=tmp_path)(split)
     assert network.seen == 0
 
 
@@ -102,10 +103,10 @@ def test_images_on_the_disk_are_known_by_name_size_and_date(tmp_path: Path) -> N
 def test_the_network_keeps_its_mode_and_batchnorm_is_in_eval_mode(tmp_path: Path) -> None:
     network, split = Counting().train(), noise_split(30, 0)
     before = network.layers[1].running_mean.clone()
-    features = FeatureExtractor(network, 12, cache=tmp_path)(split)
+    features = FeatureExtractor(network, Preprocessing(12), cache=tmp_path)(split)
     assert network.training
     assert torch.equal(network.layers[1].running_mean, before)
-    assert torch.equal(features, FeatureExtractor(network.eval(), 12)(split))
+    assert torch.equal(features, FeatureExtractor(network.eval(), Preprocessing(12))(split))
 
 
 def test_a_network_that_has_diverged_is_named(tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_a_network_that_has_diverged_is_named(tmp_path: Path) -> None:
     with torch.no_grad():
         network.layers[0].weight[0] = torch.nan
     with pytest.raises(BadInput, match="features of 30 of 30 images have NaN or inf"):
-        FeatureExtractor(network, 12, cache=tmp_path)(noise_split(30, 0))
+        FeatureExtractor(network, Preprocessing(12), cache=tmp_path)(noise_split(30, 0))
     assert not list(tmp_path.iterdir())
 
 
@@ -121,5 +122,8 @@ def test_features_that_cannot_be_kept_are_used_all_the_same(tmp_path: Path, caps
     network, split = Counting(), noise_split(30, 0)
     in_the_way = tmp_path / "features"
     in_the_way.write_text("a file")
-    assert torch.equal(FeatureExtractor(network, 12, cache=in_the_way)(split), FeatureExtractor(network, 12)(split))
+    assert torch.equal(
+        FeatureExtractor(network, Preprocessing(12), cache=in_the_way)(split),
+        FeatureExtractor(network, Preprocessing(12))(split),
+    )
     assert "features are not cached" in capsys.readouterr().err

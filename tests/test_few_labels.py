@@ -11,6 +11,7 @@ from torch import nn
 
 from cmsf.data import Dataset, load_dataset, open_source
 from cmsf.data.sources.table import read_label_list
+from cmsf.data.transforms import Preprocessing
 from cmsf.evaluation import FeatureExtractor, LabelSubset, evaluate_few_labels, seeded_subsets, subset_from_list
 from cmsf.evaluation.finetune import FineTuneSettings, fine_tune
 from cmsf.evaluation.predict import predict_scores
@@ -46,7 +47,9 @@ def test_labels_beyond_the_share_cannot_reach_the_classifiers() -> None:
     scrambled = data.train.truth.roll(1)
     scrambled[ten.index] = data.train.truth[ten.index]
     other = replace(data, train=replace(data.train, truth=scrambled))
-    first, second = (evaluate_few_labels(FeatureExtractor(network(), 12), one, [ten], 0) for one in (data, other))
+    first, second = (
+        evaluate_few_labels(FeatureExtractor(network(), Preprocessing(12)), one, [ten], 0) for one in (data, other)
+    )
     assert first.accuracy == second.accuracy
     assert first.accuracy["10 % linear"] > 60
 
@@ -54,7 +57,7 @@ def test_labels_beyond_the_share_cannot_reach_the_classifiers() -> None:
 def test_fine_tuning_moves_a_copy_of_the_whole_network_and_repeats() -> None:
     data, backbone = levels(), network()
     before = {name: value.clone() for name, value in backbone.state_dict().items()}
-    features = FeatureExtractor(backbone, 12)
+    features = FeatureExtractor(backbone, Preprocessing(12))
     first, second = (fine_tune(features, data.train, data.train.truth, 8, 3, seed=1) for _ in range(2))
     for name, value in backbone.state_dict().items():
         assert torch.equal(value, before[name])
@@ -104,4 +107,4 @@ def test_a_list_of_other_classes_or_of_one_class_is_refused(bars: Path, tmp_path
         from_list(file, bars)
     one = LabelSubset("one", "", torch.tensor([0, 3]), torch.tensor([0, 0]))
     with pytest.raises(BadInput, match="labels of 1 class"):
-        evaluate_few_labels(FeatureExtractor(network(), 12), levels(), [one], 0)
+        evaluate_few_labels(FeatureExtractor(network(), Preprocessing(12)), levels(), [one], 0)

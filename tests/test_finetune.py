@@ -21,6 +21,7 @@ import cmsf
 from cmsf.api import _finetune_options
 from cmsf.cli import main
 from cmsf.data import build_dataset, open_source
+from cmsf.data.transforms import Preprocessing
 from cmsf.evaluation import FeatureExtractor, finetune
 from cmsf.evaluation.finetune import FineTuneSettings, fine_tune, fine_tune_in_rounds, make_classifier
 from cmsf.recipes.recipe import Recipe
@@ -28,7 +29,7 @@ from cmsf.runs import classifier as runs_classifier
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
 
-SHORT = {"epochs": 2, "quiet": True, "device": "cpu", "workers": 0}
+SHORT = {"tune": "whole", "epochs": 2, "quiet": True, "device": "cpu", "workers": 0}
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -75,7 +76,7 @@ def contents(classifier: cmsf.Classifier) -> list[bytes]:
 
 
 def test_one_round_is_the_fine_tuning_of_few_labels_bit_for_bit() -> None:
-    data, like = levels(60), FeatureExtractor(network(), 12)
+    data, like = levels(60), FeatureExtractor(network(), Preprocessing(12))
     brief = FineTuneSettings(epochs=8, min_steps=0)
     once = fine_tune(like, data.train, data.train.truth, 8, 3, seed=1, settings=brief)
     rounds = make_classifier(like, 8, 3, seed=1)
@@ -101,7 +102,9 @@ def test_round_two_learns_from_the_labelled_and_the_confident_alone_and_given_la
     monkeypatch.setattr(
         finetune, "train_classifier", lambda _, split, label, *__, **___: taught.append((split.paths, label.tolist()))
     )
-    first, second = fine_tune_in_rounds(torch.nn.Sequential(), split, FeatureExtractor(network(), 12), 0, rounds=2)
+    first, second = fine_tune_in_rounds(
+        torch.nn.Sequential(), split, FeatureExtractor(network(), Preprocessing(12)), 0, rounds=2
+    )
     assert asked == [list(split.paths[4:])]
     assert taught == [
         (list(split.paths[:4]), [0, 1, 2, 0]),
@@ -112,7 +115,7 @@ def test_round_two_learns_from_the_labelled_and_the_confident_alone_and_given_la
 
 
 def test_each_round_goes_on_from_the_one_before_and_guesses_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    data, like = levels(60), FeatureExtractor(network(), 12)
+    data, like = levels(60), FeatureExtractor(network(), Preprocessing(12))
     split = replace(data.train, label=torch.where(torch.arange(60) < 30, data.train.truth, UNKNOWN))
     classifier, asked = make_classifier(like, 8, 3, seed=0), []
     real = finetune.predict_readable
@@ -147,8 +150,8 @@ def test_hidden_truth_cannot_reach_the_classifier(run: Path, place: Path, few: P
 
 @pytest.mark.parametrize("tune", ["head", "linear"])
 def test_a_frozen_network_stays_as_it_is_bit_for_bit(run: Path, few: Path, tmp_path: Path, tune: Any) -> None:
-    settings = SHORT if tune == "head" else {"quiet": True}
-    classifier = cmsf.finetune(run, few, out=tmp_path / "c", tune=tune, rounds=2, **settings)
+    settings = SHORT | {"tune": tune} if tune == "head" else {"tune": tune, "quiet": True}
+    classifier = cmsf.finetune(run, few, out=tmp_path / "c", rounds=2, **settings)
     before, after = load_file(run / "backbone.safetensors"), load_file(classifier.folder.backbone_file)
     assert any("running_mean" in name for name in before)
     assert before.keys() == after.keys()
@@ -201,6 +204,7 @@ def test_a_classifier_is_a_run_with_its_figures_beside(
     monkeypatch.setattr(finetune, "CONFIDENCE_THRESHOLD", 0.0)
     out = tmp_path / "c"
     arguments = ["finetune", run, "--labels", few, "--rounds", "2", "--epochs", "3", "--out", out, "--quiet"]
+    arguments += ["--tune", "whole"]
     assert main([*map(str, arguments), "--threads", "1", "--workers", "0"]) == 0
     names = {file.name for file in out.iterdir()}
     assert names >= {"recipe.yaml", "environment.json", "data.parquet", "backbone.safetensors", "neighbours.png"}
@@ -398,7 +402,7 @@ def test_an_image_that_cannot_be_read_costs_its_guess_and_the_picture_alone(
         path for path, name in zip(data.train.paths, data.train.label.tolist(), strict=True) if name == UNKNOWN
     )
     (photos / broken).write_bytes(b"no image any more")
-    classifier = cmsf.finetune(run.path, out=tmp_path / "c", rounds=2, epochs=2, device="cpu", workers=0)
+    classifier = cmsf.finetune(run.path, out=tmp_path / "c", rounds=2, **SHORT | {"quiet": False})
     assert "the picture of neighbours was not drawn: cannot read 1 image" in capsys.readouterr().err.replace("\n", " ")
     first, second = classifier.about["rounds"]
     assert second["confident"] == first["unlabelled"] - 1
@@ -417,7 +421,9 @@ def test_a_full_disk_is_said_in_one_line_and_leaves_no_folder(
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
-        message = refusal(capsys, "finetune", run, "--labels", few, "--out", tmp_path / "c", "--epochs", 1, "--quiet")
+        message = refusal(
+            capsys, "finetune", run, "--labels", few, "--out", tmp_path / "c", "--tune", "linear", "--quiet"
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "cannot write" in message
@@ -433,7 +439,7 @@ def test_scores_that_are_no_numbers_are_no_classifier(run: Path, few: Path, tmp_
 def test_a_round_without_anything_new_is_left_out_and_said(
     run: Path, few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    classifier = cmsf.finetune(run, few, out=tmp_path / "c", rounds=3, epochs=1, lr=1e-6, device="cpu", workers=0)
+    classifier = cmsf.finetune(run, few, out=tmp_path / "c", rounds=3, **SHORT | {"lr": 1e-6, "quiet": False})
     assert len(classifier.about["rounds"]) == 1
     assert classifier.about["rounds"][0]["confident"] is None
     assert "others has a confidence of 0.9 or more, so there is no round 2" in capsys.readouterr().err

@@ -126,6 +126,7 @@ def test_what_is_not_damaged_is_read(stock: Stock, tmp_path: Path) -> None:
             ("labels", f"wds:{stock.path / 'shard.tar'}"),
             ("evaluate", stock.run, "--workers", "0"),
             ("predict", stock.classifier, "--data", stock.photos, "--out", tmp_path / "p.csv", "--workers", "0"),
+            ("embed", stock.run, "--data", stock.photos, "--out", tmp_path / "f.npz", "--workers", "0"),
         )
     ):
         box = Box(tmp_path / str(number))

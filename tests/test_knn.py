@@ -7,6 +7,7 @@ from helpers import noise, noise_split, unit
 from torch import Tensor, nn
 
 from cmsf.data import Dataset, Split
+from cmsf.data.transforms import Preprocessing
 from cmsf.evaluation import FeatureExtractor, evaluate_knn, evaluate_pixels
 from cmsf.evaluation import features as features_module
 from cmsf.evaluation.knn import KNNClassifier, classify
@@ -47,7 +48,7 @@ def network() -> nn.Module:
 
 
 def test_a_result_records_all_that_is_needed_to_repeat_it() -> None:
-    result = evaluate_knn(FeatureExtractor(network(), 12), noise(60, 30))
+    result = evaluate_knn(FeatureExtractor(network(), Preprocessing(12)), noise(60, 30))
     assert set(result.accuracy) == {"1-nn", "20-nn", "20-nn weighted"}
     assert {"votes", "layer", "transform", "train images", "test images", "classes"} <= set(result.protocol)
     assert result.protocol["votes"]["1-nn"] == {"k": 1, "vote": "majority", "temperature": None}
@@ -58,13 +59,13 @@ def test_a_result_records_all_that_is_needed_to_repeat_it() -> None:
 
 def test_accuracy_is_the_share_of_right_votes_of_normalised_features() -> None:
     backbone, images = network().eval(), noise(60, 30)
-    known, query = (FeatureExtractor(backbone, 12)(part) for part in (images.train, images.test))
+    known, query = (FeatureExtractor(backbone, Preprocessing(12))(part) for part in (images.train, images.test))
     torch.testing.assert_close(known.norm(dim=1), torch.ones(60))
     right = [
         guess == int(truth)
         for guess, truth in zip(slow_vote(query, known, images.train.truth, 20, None), images.test.truth, strict=True)
     ]
-    assert evaluate_knn(FeatureExtractor(backbone, 12), images).accuracy["20-nn"] == pytest.approx(
+    assert evaluate_knn(FeatureExtractor(backbone, Preprocessing(12)), images).accuracy["20-nn"] == pytest.approx(
         100 * sum(right) / 30
     )
 
@@ -72,26 +73,28 @@ def test_accuracy_is_the_share_of_right_votes_of_normalised_features() -> None:
 def test_evaluating_neither_trains_the_network_nor_leaves_it_in_another_mode() -> None:
     backbone = network().train()
     before = {name: value.clone() for name, value in backbone.state_dict().items()}
-    evaluate_knn(FeatureExtractor(backbone, 12), noise(60, 30))
+    evaluate_knn(FeatureExtractor(backbone, Preprocessing(12)), noise(60, 30))
     assert backbone.training
     for name, value in backbone.state_dict().items():
         assert torch.equal(value, before[name])
 
 
 def test_features_do_not_depend_on_the_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = FeatureExtractor(network(), 12)(noise_split(60, 0))
+    whole = FeatureExtractor(network(), Preprocessing(12))(noise_split(60, 0))
     monkeypatch.setattr(features_module, "BATCH", 7)
-    torch.testing.assert_close(FeatureExtractor(network(), 12)(noise_split(60, 0)), whole, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        FeatureExtractor(network(), Preprocessing(12))(noise_split(60, 0)), whole, rtol=0, atol=1e-6
+    )
 
 
 def test_raw_pixels_find_an_image_that_is_there_already() -> None:
     images = noise_split(40, 0)
     same = Dataset("same", ("a", "b", "c"), ("a", "b", "c"), images, images, "the same")
-    assert evaluate_pixels(same, 12).accuracy["1-nn"] == 100
+    assert evaluate_pixels(same, Preprocessing(12)).accuracy["1-nn"] == 100
 
 
 def test_unlabelled_data_cannot_be_judged_and_says_so() -> None:
     none = torch.full((9,), -1)
     unlabelled = Split(noise_split(9, 0).images, list("abcdefghi"), none, none)
     with pytest.raises(BadInput, match="no labels to evaluate with"):
-        evaluate_knn(FeatureExtractor(network(), 12), Dataset("flat", (), (), unlabelled, None, "none"))
+        evaluate_knn(FeatureExtractor(network(), Preprocessing(12)), Dataset("flat", (), (), unlabelled, None, "none"))

@@ -1,8 +1,9 @@
 """Fewer, noisier and coarser labels; and that what is hidden from training stays hidden."""
 
-import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -10,6 +11,7 @@ import pytest
 import torch
 from helpers import images_of_classes, write_npz
 from PIL import Image
+from runs import metrics
 from torch import Tensor
 
 import cmsf
@@ -26,6 +28,7 @@ from cmsf.data.labels import (
 )
 from cmsf.data.prepare import load_dataset as load_images
 from cmsf.data.sources.table import write_csv
+from cmsf.evaluation.splits import describe_votes
 from cmsf.recipes.recipe import Recipe
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
@@ -312,10 +315,6 @@ def test_training_gets_its_number_of_labels_where_a_tenth_is_held_out(seed: int,
 # What is hidden stays hidden
 
 
-def metrics(run: cmsf.Run) -> list[dict[str, float]]:
-    return [json.loads(line) for line in run.folder.metrics_file.read_text().splitlines()]
-
-
 def losses(run: cmsf.Run) -> list[dict[str, float]]:
     return [{name: value for name, value in line.items() if name.startswith("loss")} for line in metrics(run)]
 
@@ -391,3 +390,31 @@ def test_noise_stays_among_the_classes_there_are_to_train_on() -> None:
     labels = add_noise(Labels.from_names(names, ("a", "b", "c", "d")), 0.5, seed=0)
     assert set(labels.to_names()) == {"a", "c"}
     assert 150 < sum(one != other for one, other in zip(names, labels.to_names(), strict=True)) < 250
+
+
+# What is voted with
+
+
+def test_what_knn_votes_with_is_said_where_training_has_other_labels(tmp_path: Path) -> None:
+    write_csv(tmp_path / "groups.csv", ("class", "group"), [(str(number), "ab"[number // 2]) for number in range(4)])
+    write_csv(tmp_path / "named.csv", ("path", "label"), [(f"x/{i}", f"angle {i % 2}") for i in range(160)])
+    source = open_source(write_npz(tmp_path / "bars.npz"))
+
+    def said(listed: Path | None = None, **settings: Any) -> str:
+        return describe_votes(load_images(source, Recipe(**settings), 16, labels=listed))
+
+    start = "k-NN in the log votes with the true labels of all 144 training images, of which training has "
+    assert said() == ""
+    assert said(labels_per_class=2) == f"{start}8"
+    assert said(coarse_labels=str(tmp_path / "groups.csv")) == f"{start}144, joined into 2 groups"
+    assert said(tmp_path / "named.csv") == f"{start}0, and 144 labels that differ"
+    right, wrong = map(
+        int, re.fullmatch(rf"{start}(\d+), and (\d+) labels that differ", said(label_noise=0.5)).groups()
+    )
+    assert right + wrong == 144
+    assert 50 < wrong < 94
+
+
+def test_nothing_is_said_of_votes_where_there_are_none(tmp_path: Path) -> None:
+    source = open_source(write_npz(tmp_path / "bars.npz", labelled=False))
+    assert describe_votes(load_images(source, Recipe(), 16)) == ""

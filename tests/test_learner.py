@@ -122,7 +122,7 @@ def make(method: str, label: Tensor = LABEL, **changes: Any) -> tuple[ResolvedRe
         "support_classes": 0,
         "support_images": 0,
     }  # which images support a step is said here, step by step
-    resolved = ResolvedRecipe(**(asdict(recipe) | numbers))
+    resolved = ResolvedRecipe(**(asdict(recipe.filled(ResolvedRecipe.usual())) | numbers))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "make_backbone", lambda *_: TinyNet())
         return resolved, make_learner(resolved, label, "cpu")

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cmsf.data import Dataset, Split
+from cmsf.data.transforms import Preprocessing
 from cmsf.evaluation import FeatureExtractor, evaluate_linear, linear
 from cmsf.evaluation.linear import LinearClassifier, LogisticLoss, fit_path
 
@@ -78,12 +79,12 @@ def test_what_is_there_to_be_learned_is_found_and_noise_is_not() -> None:
     backbone = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     names = ("a", "b", "c")
     data = Dataset("levels", names, names, separable(240, 0), separable(90, 1), "90 images")
-    result = evaluate_linear(FeatureExtractor(backbone, 12), data)
+    result = evaluate_linear(FeatureExtractor(backbone, Preprocessing(12)), data)
     assert result.accuracy["linear top-1"] > 90
     assert result.protocol["weight decay"] in (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
     report = result.report()["measures"]["linear top-1"]["accuracy"]
     assert report["low"] <= report["value"] <= report["high"]
-    assert evaluate_linear(FeatureExtractor(backbone, 12), noise(240, 90)).accuracy["linear top-1"] < 60
+    assert evaluate_linear(FeatureExtractor(backbone, Preprocessing(12)), noise(240, 90)).accuracy["linear top-1"] < 60
 
 
 def test_a_fit_in_blocks_of_rows_ends_where_a_fit_of_all_rows_does(monkeypatch: pytest.MonkeyPatch) -> None:

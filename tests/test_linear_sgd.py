@@ -7,6 +7,7 @@ from test_linear import objective, problem, separable
 from torch import Tensor, nn
 
 from cmsf.data import Dataset
+from cmsf.data.transforms import Preprocessing
 from cmsf.evaluation import FeatureExtractor, evaluate_linear_sgd
 from cmsf.evaluation.linear import StandardScaler, fit_path
 from cmsf.evaluation.linear_sgd import LinearSGDSchedule, fit_by_sgd
@@ -87,7 +88,7 @@ def test_the_protocol_reports_the_effect_of_augmentation_and_leaves_the_network_
     names = ("a", "b", "c")
     data = Dataset("levels", names, names, separable(90, 0), separable(90, 1), "90 images")
     before = {name: value.clone() for name, value in backbone.state_dict().items()}
-    result = evaluate_linear_sgd(FeatureExtractor(backbone, 12), data)
+    result = evaluate_linear_sgd(FeatureExtractor(backbone, Preprocessing(12)), data)
     assert backbone.training
     assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
     assert result.accuracy["SGD clean top-1"] > 80
@@ -102,7 +103,7 @@ def test_random_views_are_other_views_in_every_epoch() -> None:
     backbone = nn.Sequential(nn.Flatten())
     index = torch.arange(5)
     first, second, again = (
-        next(_random_views(FeatureExtractor(backbone, 12), noise_split(5, 0), [(epoch, index)]))[2]
+        next(_random_views(FeatureExtractor(backbone, Preprocessing(12)), noise_split(5, 0), [(epoch, index)]))[2]
         for epoch in (0, 1, 0)
     )
     assert not torch.allclose(first, second)

@@ -229,7 +229,11 @@ def test_a_broken_photo_stops_a_run_from_memory_before_it_starts(tmp_path: Path)
 
 
 def test_a_broken_photo_stops_a_run_from_the_disk_at_its_first_read_with_a_checkpoint(tmp_path: Path) -> None:
-    broken = damaged(tmp_path / "photos")
+    broken = damaged(tmp_path / "classes")
+    (tmp_path / "photos").mkdir()
+    for file in (tmp_path / "classes").rglob("*.*"):  # without classes, for k-NN before the first step reads them all
+        file.rename(tmp_path / "photos" / f"{file.parent.name}-{file.name}")
+    broken = tmp_path / "photos" / f"{broken.parent.name}-{broken.name}"
     whole = Image.new("RGB", (90, 80), "red")
     with pytest.raises(BadInput, match=rf"{broken.name}.* the same command resumes from step"):
         cmsf.train("msf-small", tmp_path / "photos", tmp_path / "run", quiet=True, workers=1, **SMALL)

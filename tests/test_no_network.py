@@ -31,6 +31,7 @@ assert main(["train", "cmsf-sup-small", "--data", data, "--out", run, "--quiet",
 assert main(["evaluate", run, "--with", "knn", "linear"]) == 0
 assert main(["finetune", run, "--out", tuned, "--epochs", "1", "--quiet"]) == 0
 assert main(["predict", tuned, "--data", data, "--out", tuned + ".csv"]) == 0
+assert main(["embed", run, "--data", data, "--out", tuned + ".npz"]) == 0
 """
 _LOCAL_PARQUET = """
 from cmsf.data import open_source
@@ -62,7 +63,7 @@ def test_a_call_of_the_network_would_be_seen(tmp_path: Path) -> None:
     assert "NETWORK socket.connect" in watched(_CONTROL, home=tmp_path).stderr
 
 
-def test_training_evaluating_tuning_and_predicting_ask_nothing_of_the_network(tmp_path: Path) -> None:
+def test_training_evaluating_tuning_predicting_and_embedding_ask_nothing_of_the_network(tmp_path: Path) -> None:
     data = write_npz(tmp_path / "bars.npz", per_class=8, classes=3, side=16)
     done = watched(_WORK, tmp_path / "run", tmp_path / "tuned", data, home=tmp_path)
     assert (done.returncode, "NETWORK" in done.stderr) == (0, False), done.stderr[-2000:]

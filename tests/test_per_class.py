@@ -8,6 +8,7 @@ from helpers import noise, unit
 from torch import Tensor, nn
 
 from cmsf.analysis.per_class import class_report
+from cmsf.data.transforms import Preprocessing
 from cmsf.evaluation import FeatureExtractor, evaluate_knn
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
@@ -81,7 +82,7 @@ def test_the_table_equals_a_slow_count(with_test: bool, unknown: float, count: i
 def test_its_accuracy_is_that_of_k_nn() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
-    data, features = noise(60, 30), FeatureExtractor(network, 12)
+    data, features = noise(60, 30), FeatureExtractor(network, Preprocessing(12))
     assert data.test is not None
     table = class_report(data.classes, features(data.train), data.train.truth, features(data.test), data.test.truth)
     right = sum((row.accuracy or 0) * row.evaluated for row in table.rows)

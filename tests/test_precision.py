@@ -13,7 +13,7 @@ from runs import TINY, StopAt, assert_same, assert_same_run, metrics, state
 from torch.amp import GradScaler
 
 import cmsf
-from cmsf.data.transforms import WholeBatch
+from cmsf.data.transforms import Preprocessing, WholeBatch
 from cmsf.evaluation import FeatureExtractor
 from cmsf.evaluation.finetune import make_classifier
 from cmsf.evaluation.linear_sgd import _random_views
@@ -199,7 +199,7 @@ def test_gradients_that_no_scale_can_save_stop_the_run(monkeypatch: pytest.Monke
 
 def test_evaluations_take_a_network_in_double_precision(trained: Callable[[str], cmsf.Run]) -> None:
     run = trained("fp64")
-    like, images = FeatureExtractor(run.backbone(), 16), run.data().train
+    like, images = FeatureExtractor(run.backbone(), Preprocessing(16)), run.data().train
     ((_, _, views),) = _random_views(like, images, [(0, torch.arange(4))])
     assert like(images).dtype == views.dtype == torch.float32
     classifier = make_classifier(like, 128, 4, seed=0)

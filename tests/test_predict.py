@@ -47,7 +47,7 @@ def classifier(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> cmsf.C
     with pytest.MonkeyPatch.context() as patch:
         for name in ("draw_neighbours", "draw_confusion", "draw_reliability"):
             patch.setattr(runs_classifier, name, lambda *_, **__: None)
-        return cmsf.finetune(run.path, epochs=4, lr=0.05, workers=0, quiet=True)
+        return cmsf.finetune(run.path, tune="whole", epochs=4, lr=0.05, workers=0, quiet=True)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_an_image_has_the_same_scores_from_memory_and_from_the_disk(
 ) -> None:
     kept = classifier.data().test
     assert kept is not None
-    like = FeatureExtractor(classifier.backbone(), classifier.recipe.size)
+    like = FeatureExtractor(classifier.backbone(), classifier.preprocessing)
     from_memory = predict(classifier.network(), kept, like, classifier.classes)
     from_disk = classifier.predict(photos, workers=0)[30:]
     assert from_memory == from_disk

@@ -15,7 +15,13 @@ from torch import Tensor
 import cmsf
 from cmsf.analysis.pseudo_labels import count_guesses, summarise_guesses
 from cmsf.data.sources.table import write_csv
-from cmsf.method.pseudo_labels import KNNClassifier, MLPClassifier, PseudoClassifier, PseudoLabelSGD
+from cmsf.method.pseudo_labels import (
+    KNNClassifier,
+    MLPClassifier,
+    PseudoClassifier,
+    PseudoLabelSGD,
+    leave_one_out_accuracy,
+)
 from cmsf.method.rows import Rows
 from cmsf.method.supervision import PseudoLabelOutput, PseudoLabels
 from cmsf.training.signals import Stopped
@@ -185,6 +191,44 @@ def test_guesses_are_counted_by_who_is_sure_and_who_is_right() -> None:
     }
 
 
+def left_out(rows: Rows) -> float:
+    """Leave-one-out, written out: each labelled row by a majority of its nearest others; equal votes by nearness."""
+    known = rows[rows.exists]
+    label = known.label.tolist()
+    counts = {c: label.count(c) for c in label}
+    judged = [i for i in range(len(known)) if counts[label[i]] > 1]
+    k = min(20, min(counts[label[i]] for i in judged) - 1)
+    right = 0
+    for i in judged:
+        others = [j for j in range(len(known)) if j != i]
+        others.sort(key=lambda j: (-float(known.embedding[i] @ known.embedding[j]), int(known.index[j])))
+        votes: dict[int, tuple[int, int]] = {}
+        for place, j in enumerate(others[:k]):
+            count, nearness = votes.get(label[j], (0, 0))
+            votes[label[j]] = count + 1, nearness + k - place
+        best = max(votes.values())
+        right += label[i] == min(c for c, vote in votes.items() if vote == best)
+    return right / len(judged)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 11])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_leave_one_out_equals_the_vote_written_out(classes: int, seed: int) -> None:
+    rows = Rows(unit(40, 6, seed), torch.arange(40), torch.arange(40) ** 2 % classes)
+    rows.index[::7] = UNKNOWN
+    assert leave_one_out_accuracy(rows) == pytest.approx(left_out(rows))
+
+
+def test_leave_one_out_knows_what_can_be_told_apart_and_what_cannot() -> None:
+    rows = separated()
+    assert leave_one_out_accuracy(rows) == 1
+    shuffled = Rows(
+        rows.embedding, rows.index, rows.label[torch.randperm(60, generator=torch.Generator().manual_seed(0))]
+    )
+    assert leave_one_out_accuracy(shuffled) < 0.6
+    assert leave_one_out_accuracy(rows[:3]) is None  # one of each class
+
+
 @pytest.fixture(scope="module")
 def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_npz(tmp_path_factory.mktemp("data") / "bars.npz")
@@ -198,6 +242,7 @@ def test_a_run_says_how_many_images_it_guessed_and_how_well(kind: str, cache: st
     for line in epochs:
         assert 0 <= line["pseudo_share"] <= 1
         assert line["pseudo_cost"] > 0
+        assert 0 <= line["pseudo_trust"] <= 100
     assert epochs[-1]["pseudo_share"] > 0
     assert min(epochs[-1]["pseudo_accuracy_confident"], epochs[-1]["pseudo_accuracy_all"]) > 0.25  # of four classes
     assert int(state(run)["knowledge"]["times_trained"]) == 7  # twice an epoch, but for the end of the last
@@ -211,6 +256,29 @@ def test_a_stopped_run_with_pseudo_labels_resumes_bit_for_bit(cache: str, bars: 
         with pytest.raises(Stopped):
             cmsf.train("cmsf-semi-small", bars, tmp_path / "parts", screen=StopAt(step, signal.SIGTERM), **settings)
     assert_same_run(whole, cmsf.train("cmsf-semi-small", bars, tmp_path / "parts", quiet=True, **settings))
+
+
+def test_labels_that_embeddings_cannot_tell_apart_are_warned_of_once_and_change_nothing(
+    bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = np.random.default_rng(0).integers(0, 4, 48)
+    write_csv(tmp_path / "any.csv", ("path", "label"), [(f"x/{i}", str(number)) for i, number in enumerate(numbers)])
+    settings = {name: value for name, value in SEMI.items() if name != "labels_per_class"} | {"epochs": 2}
+    keywords = settings | {"labels": tmp_path / "any.csv", "val": bars}
+    run = cmsf.train("cmsf-semi-small", bars, tmp_path / "run", **keywords)
+    trust = metrics(run, "epoch")[-1]["pseudo_trust"]
+    assert trust < 60
+    said = capsys.readouterr().err
+    warning = f"pseudo-labels are right in about {trust:.0f} % of cases by leave-one-out on the 48 labels given; more"
+    assert said.count(warning) == said.count("WARNING") == 1
+    assert f"trust {trust:.0f} %" in said
+    monkeypatch.setattr(PseudoLabels, "trust", lambda self: None)
+    without = cmsf.train("cmsf-semi-small", bars, tmp_path / "without", **keywords)
+    assert "WARNING" not in capsys.readouterr().err
+    assert_same(load_file(run.folder.backbone_file), load_file(without.folder.backbone_file))
+    assert_same(state(run), state(without))
+    steps = [[{**line, "images_per_second": 0} for line in metrics(each, "step")] for each in (run, without)]
+    assert steps[0] == steps[1]
 
 
 @pytest.mark.parametrize("method", ["cmsf-semi", "cmsf-semi-basic"])

@@ -37,7 +37,7 @@ def test_the_imagenet_scale_is_the_papers() -> None:
 
 
 def test_methods_at_one_scale_differ_in_the_objective_alone() -> None:
-    objective = {"name", "constraint", "k", "companion_k", "unconstrained_weight", "pseudo_labels"}
+    objective = {"name", "constraint", "k", "companion_k", "unconstrained_weight", "pseudo_labels", "keep"}
     for scale in SCALES:
         base = get_recipe(f"msf-{scale}")
         for method in OURS:
@@ -165,7 +165,7 @@ def test_every_field_and_method_is_explained() -> None:
 @pytest.mark.parametrize(
     ("flag", "text", "message"),
     [
-        ("epochs", "0", "--epochs 0 is out of range; use at least 1"),
+        ("epochs", "-1", "--epochs -1 is out of range; use at least 0"),
         ("epochs", "2.5", "invalid value --epochs 2.5; expected a whole number"),
         ("lr", "fast", "invalid value --lr fast; expected a number"),
         ("lr", "nan", "invalid value --lr nan; expected a number"),

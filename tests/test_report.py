@@ -66,6 +66,17 @@ def test_a_report_shows_what_the_log_says_and_what_the_run_calls_related(run: cm
     assert report.compute["epochs"] == "3 of 3"
 
 
+def test_a_figure_that_rests_on_hidden_labels_says_so_in_log_and_report(
+    run: cmsf.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = TINY | {"epochs": 1, "labels_per_class": 2}
+    few = cmsf.train("cmsf-semi-small", write_npz(tmp_path / "bars.npz"), tmp_path / "run", **given)
+    assert capsys.readouterr().err.count("k-NN in the log votes with the true labels of all 144 training images") == 1
+    notes = [{stat.label: stat.note for stat in collect_history(each).summary}["20-NN"] for each in (few, run)]
+    assert "votes: the true labels of all 144 training images, not those training had" in notes[0]
+    assert "votes" not in notes[1]
+
+
 def test_the_features_are_searched_once_for_all_parts_of_the_page(
     run: cmsf.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +93,7 @@ def test_the_features_are_searched_once_for_all_parts_of_the_page(
     train, test = len(data.train), len(data.test)
     assert searches == [(train, train, min(100, train - 1)), (test, train, min(100, train - 1))]
     monkeypatch.undo()
-    extractor = FeatureExtractor(run.backbone(), run.recipe.size)
+    extractor = FeatureExtractor(run.backbone(), run.preprocessing)
     features = (extractor(data.train), data.train.truth, extractor(data.test), data.test.truth)
     assert report.classes == class_report(data.classes, *features)
 

@@ -6,12 +6,17 @@ import pytest
 from cmsf.recipes.recipe import Recipe, ResolvedRecipe
 from cmsf.training.schedule import Schedule
 
+USUAL = Recipe().filled(ResolvedRecipe.usual())
+
 
 def schedule(**changes: object) -> Schedule:
     numbers = {"bank_size": 1, "batch_size": 2, "size": 8, "projection_hidden": 1, "projection_dim": 2, "epochs": 20}
     others = {"weak_crop": 0.2, "strong_crop": 0.2, "extra_size": 8, "cache": "ram", "prediction_hidden": 1}
     support = {"support_classes": 0, "support_images": 0}
-    return Schedule(ResolvedRecipe(**(asdict(Recipe()) | numbers | others | support | changes)), steps_per_epoch=10)
+    return Schedule(
+        ResolvedRecipe(**(asdict(USUAL) | numbers | others | support | changes)),
+        steps_per_epoch=10,
+    )
 
 
 def test_the_learning_rate_falls_to_zero_by_a_cosine() -> None:

@@ -220,8 +220,8 @@ def test_the_panel_is_told_how_far_judging_is(
         screen=Screen(on_a_terminal),
         **TINY | {"epochs": 1},
     )
-    assert "validation: features 1 of 1" in told
-    assert "validation: neighbours 1 of 1" in told
+    assert "validation: features 144 of 144" in told
+    assert "validation: neighbours 16 of 16" in told
     assert told[-1] == ""
 
 

@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-from helpers import noise, write_npz
+from helpers import noise, put_into_hub_cache, write_npz
 from runs import TINY, StopAt, assert_same, assert_same_run
 from torch import Tensor
 
@@ -227,11 +227,15 @@ def test_what_is_no_state_dict_is_refused(state: Any, message: str, tmp_path: Pa
 
 
 def test_what_is_not_there_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    stopped = tmp_path / "stopped"
+    stopped.mkdir()
+    (stopped / "recipe.yaml").touch()
     for init, message in (
         (f"{tmp_path}/gone.pt", "not found; give a file, a run, or"),
         (f"{tmp_path}/resnet8.a1_in1k", "did you mean resnet18.a1_in1k"),
         ("resnet18.a1_in1q", "timm has no weights resnet18.a1_in1q; did you mean resnet18.a1_in1k"),
-        (str(tmp_path), "is not a finished run: it has no backbone.safetensors"),
+        (str(tmp_path), "is a folder without weights"),
+        (str(stopped), "is not a finished run: it has no backbone.safetensors"),
     ):
         with pytest.raises(BadInput, match=message):
             load_pretrained(init, "resnet18", 32)
@@ -288,6 +292,43 @@ def test_a_run_starts_from_a_file_and_says_so_wherever_it_is_asked(
         run.references()
 
 
+def test_a_run_takes_tensors_in_order_says_what_it_left_out_and_can_be_fine_tuned(
+    bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = weights_of("small-residual")
+    other = {f"net.{number}": value for number, value in enumerate(state.values())} | {"fc.weight": torch.zeros(3, 128)}
+    command = ["train", "msf-small", "--data", str(bars), "--out", str(tmp_path / "run"), "--epochs", "1"]
+    command += ["--batch-size", "32", "--init", str(save_pickled(other, tmp_path))]
+    assert main(command) == 2
+    assert capsys.readouterr().err.endswith("if they are of this backbone, add --init-by-order\n")
+    assert main([*command, "--init-by-order"]) == 0
+    assert "weights.pt: 1 tensor beside the backbone left out (fc.weight)" in capsys.readouterr().err
+    run = cmsf.Run(tmp_path / "run")
+    counted = {name: value for name, value in state.items() if value.ndim}
+    assert run.folder.environment()["init_sha256"] == PretrainedWeights("", counted).sha256
+    assert "starting weights" in run.references()
+    classifier = cmsf.finetune(run.path, tune="linear", quiet=True)
+    assert not classifier.recipe.init_by_order
+
+
+def test_order_without_weights_is_refused(bars: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--init-by-order is for a file of weights, and --init is none; give a file"):
+        cmsf.train("msf-small", bars, tmp_path / "run", quiet=True, init_by_order=True, **TINY)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_given_as_a_run_is_called_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = save_safetensors(weights_of("small-residual"), tmp_path)
+    assert main(["evaluate", str(file)]) == 2
+    assert capsys.readouterr().err == (
+        f"cmsf: {file} is a file and not a run; make a run of its weights: cmsf train byol --epochs 0 --init "
+        "weights.safetensors --backbone NAME --data SOURCE\n"
+    )
+    (tmp_path / "notes.txt").touch()
+    assert main(["evaluate", str(tmp_path / "notes.txt")]) == 2
+    assert "notes.txt is a file and not a run; give a folder that cmsf train wrote" in capsys.readouterr().err
+
+
 def test_a_run_starts_from_another_run_and_without_weights_it_is_as_ever(bars: Path, tmp_path: Path) -> None:
     first = cmsf.train("msf-small", bars, tmp_path / "first", quiet=True, **TINY)
     assert "init_sha256" not in json.loads(first.folder.environment_file.read_text())
@@ -336,16 +377,6 @@ def test_what_cannot_be_loaded_leaves_no_folder_behind(
         assert not out.parent.exists()
 
 
-def put_into_hub_cache(state: dict[str, Tensor], name: str, cache: Path) -> None:
-    """A folder as the Hugging Face Hub's client leaves it after a download."""
-    commit, repository = "0123456789abcdef0123456789abcdef01234567", cache / f"models--timm--{name}"
-    snapshot = repository / "snapshots" / commit
-    snapshot.mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(commit)
-    safetensors.torch.save_file(state, snapshot / "model.safetensors")
-
-
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only cache there is, on a machine without a network."""
@@ -362,16 +393,15 @@ def test_timms_weights_come_from_the_hubs_cache(init: str, hub: Path) -> None:
     start = load_pretrained(init, RESNET, 32)
     assert_same(start.tensors, {name: value for name, value in state.items() if not name.startswith("fc.")})
     assert torch.equal(torch.random.get_rng_state(), drawn)
-    assert start.note == ""
+    assert start.notes == ()
 
 
-def test_a_run_starts_from_timms_weights_and_says_what_one_should_know_of_them(
-    hub: Path, bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_run_starts_from_timms_weights_and_says_what_images_they_expect(
+    hub: Path, bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put_into_hub_cache(weights_of(RESNET), PRETRAINED, hub)
-    monkeypatch.setattr("cmsf.models.weights.IMAGENET_MEAN", (0.5, 0.5, 0.5))
     run = cmsf.train("msf-small", bars, tmp_path / "run", backbone=RESNET, init=RESNET, **(TINY | {"epochs": 1}))
-    assert capsys.readouterr().err.count(f"{RESNET} was trained on images normalised by") == 1
+    assert capsys.readouterr().err.count(f"bicubic, crop 0.875, by timm's configuration of {RESNET}; ") == 1
     assert run.recipe.init == RESNET
     assert run.folder.environment()["init_sha256"] == load_pretrained(PRETRAINED, RESNET, 16).sha256
 
@@ -402,19 +432,12 @@ def from_hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Tensor]], N
 def test_timm_resizes_position_embeddings(from_hub: Callable[[dict[str, Tensor]], None]) -> None:
     state = weights_of(VIT, num_classes=1000)
     from_hub(state)
-    tensors = load_pretrained(VIT, VIT, 64).tensors
+    start = load_pretrained(VIT, VIT, 64)
+    assert f"{VIT} was trained at 224 px; its position embeddings are resampled for 64 px" in start.notes
+    tensors = start.tensors
     assert tensors["pos_embed"].shape == (1, 1 + 16, 192)
     assert torch.equal(tensors["blocks.0.attn.qkv.weight"], state["blocks.0.attn.qkv.weight"])
     assert "head.weight" not in tensors
-
-
-def test_weights_for_colours_that_were_scaled_otherwise_are_noted(
-    from_hub: Callable[[dict[str, Tensor]], None],
-) -> None:
-    name = "tf_mobilenetv3_small_minimal_100"
-    from_hub(weights_of(name))
-    note = load_pretrained(f"{name}.in1k", name, 32).note
-    assert note.startswith(f"{name}.in1k was trained on images normalised by mean (0.5, 0.5, 0.5) and std (0.5, ")
 
 
 def test_what_is_missing_in_timms_file_is_not_left_random(from_hub: Callable[[dict[str, Tensor]], None]) -> None:

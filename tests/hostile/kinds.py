@@ -21,10 +21,13 @@ import pyarrow.parquet as pq
 import safetensors.torch
 import torch
 
+import cmsf
 from cmsf.cli import run_command
+from cmsf.evaluation.hashed import save_tensors
 from cmsf.evaluation.transfer.datasets import read_suite
 from cmsf.models.backbones import make_backbone
 from cmsf.models.weights import load_pretrained
+from cmsf.runs.embeddings import _KeptSplit
 from hostile import canary, text
 from hostile.judging import Box, Case
 from hostile.mutations import mutated
@@ -663,6 +666,41 @@ def classifier_folder(stock: Stock, box: Box, random: Random) -> Case:
     return Case(command("predict", run, "--data", stock.photos, "--out", out, "--workers", "0"), [run])
 
 
+def embedding_parts(stock: Stock, box: Box, random: Random) -> Case:
+    """What a process that was killed might have left of an embed: the right name, and anything in it."""
+    run, out = cmsf.Run(stock.run), box.out / f"features.{random.choice(('npz', 'parquet'))}"
+    folder = out.with_name(f".{out.name}.parts")
+    folder.mkdir(parents=True)
+    kept = _KeptSplit(folder, run._extractor("cpu", 0), run._named_splits(stock.photos)[0])
+    place, count, width = kept.files[0], len(kept.images.split), kept.extractor.width
+    index = torch.randint(-2, 2 * count, random.choice(((), (0,), (count,), (count, 1))))
+    features = torch.rand(random.choice(((count, width), (count, width + 1), (width,), (0, width), (1, width))))
+    chosen = random.random()
+    if chosen < 0.2:
+        kinds = (torch.bfloat16, torch.float64, torch.int64, torch.float32)
+        save_tensors(place, {"index": torch.arange(count).to(random.choice(kinds)), "features": features})
+    elif chosen < 0.4:
+        save_tensors(place, {random.choice(("index", "x")): index, "features": features})
+    elif chosen < 0.6:
+        save_tensors(place, {"index": torch.arange(count), "features": torch.rand(count, width)})
+        place.write_bytes(mutated(place.read_bytes(), random))
+    elif chosen < 0.7:
+        os.mkfifo(random.choice((place, folder / "stranger", folder / ".lock")))
+    elif chosen < 0.8:
+        random.choice((place, folder / "stranger", folder / ".lock")).mkdir()
+    else:
+        elsewhere = box.path / "elsewhere"
+        elsewhere.mkdir()
+        (elsewhere / "file").write_text("nobody's")
+        if random.random() < 0.3:
+            folder.rmdir()
+            folder.symlink_to(elsewhere)
+        else:
+            target = random.choice((elsewhere / "file", elsewhere / "new", elsewhere))
+            random.choice((place, folder / "stranger", folder / ".lock")).symlink_to(target)
+    return Case(command("embed", run.path, "--data", stock.photos, "--out", out, "--workers", "0"))
+
+
 def checkpoint_files(stock: Stock, box: Box, random: Random) -> Case:
     """A run that was stopped goes on after something has happened to its checkpoints, whatever files those are."""
     run = copied(stock.stopped, box.given / "run")
@@ -830,7 +868,10 @@ def flag_values(stock: Stock, box: Box, random: Random) -> Case:
     return Case(
         command(
             random.choice(
-                ("train", "evaluate", "finetune", "predict", "data", "labels", "recipes", "flops", "report", "suspects")
+                (
+                    *("train", "evaluate", "finetune", "predict", "embed", "data", "labels", "recipes", "flops"),
+                    *("report", "suspects"),
+                )
             ),
             *words,
         )
@@ -852,6 +893,7 @@ KINDS: dict[str, Maker] = {
     "runs that are looked at": looked_at,
     "corrected suspects": corrections,
     "checkpoints": checkpoint_files,
+    "parts of embeddings": embedding_parts,
     "shards (.tar)": shard_file,
     "transfer suites": suite_file,
     "flags": flag_values,

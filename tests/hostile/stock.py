@@ -82,7 +82,7 @@ def make_stock(path: Path) -> Stock:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(_picture("png", place))
     cmsf.train("cmsf-sup-small", stock.arrays, stock.run, quiet=True, workers=0, **SETTINGS)
-    cmsf.finetune(stock.run, out=stock.classifier, epochs=1, workers=0, quiet=True)
+    cmsf.finetune(stock.run, out=stock.classifier, tune="whole", epochs=1, workers=0, quiet=True)
     stop_in_the_middle(stock)
     with tarfile.open(path / "shard.tar", "w") as archive:
         for number in range(4):

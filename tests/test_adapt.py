@@ -1,0 +1,371 @@
+"""Training from pretrained weights: what changes slowly, what not at all, and that no run ends below its start."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import write_npz
+from runs import TINY, StopAt, assert_same_run, metrics, whole_log
+from safetensors.torch import load_file
+
+import cmsf
+from cmsf.analysis.view_agreement import ViewAgreement
+from cmsf.cli import main
+from cmsf.data.transforms import Preprocessing, WholeBatch
+from cmsf.evaluation.features import FeatureExtractor, eval_mode
+from cmsf.evaluation.metrics import change_estimate
+from cmsf.method.build import make_learner
+from cmsf.method.losses import LossOutput
+from cmsf.models.encoders import Encoder
+from cmsf.recipes import get_recipe
+from cmsf.recipes.recipe import ResolvedRecipe
+from cmsf.training.best_weights import LabelledQueries, split_labels
+from cmsf.training.resolve import resolve
+from cmsf.training.signals import Stopped
+
+CHANGES: dict[str, Any] = TINY | {"checkpoint_every": 1, "log_every": 2}
+
+
+@pytest.fixture(scope="module")
+def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_npz(tmp_path_factory.mktemp("data") / "bars.npz")
+
+
+@pytest.fixture(scope="module")
+def start(bars: Path) -> cmsf.Run:
+    """A run whose weights others start from."""
+    return cmsf.train("msf-small", bars, bars.parent / "start", quiet=True, **TINY)
+
+
+def adapt(method: str, bars: Path, start: cmsf.Run, out: Path, **changes: Any) -> cmsf.Run:
+    return cmsf.train(method, bars, out, init=start.path, **({"quiet": True} | CHANGES | changes))
+
+
+def resolved(data: cmsf.data.Dataset, **changes: Any) -> ResolvedRecipe:
+    recipe = get_recipe("cmsf-self-small").changed(TINY | {"size": 16, "bank_size": 64} | changes)
+    return resolve(recipe, data, 16)
+
+
+def weights(run: cmsf.Run) -> dict[str, torch.Tensor]:
+    return load_file(run.folder.backbone_file)
+
+
+def test_a_run_without_epochs_is_of_the_starting_weights(bars: Path, start: cmsf.Run, tmp_path: Path) -> None:
+    run = cmsf.from_weights(start.path, bars, tmp_path / "run", quiet=True)
+    before, after = weights(start), weights(run)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    (line,) = whole_log(run)
+    assert (line["kind"], line["step"], line["epoch"]) == ("start", 0, 0)
+    assert run.evaluate("knn") == {name: line[name] for name in ("1-nn", "20-nn", "20-nn weighted")}
+    assert run.suspects(least=0.0)
+    assert main(["report", str(run.path)]) == 0
+    again = cmsf.from_weights(start.path, bars, tmp_path / "run", quiet=True)
+    assert again.path == run.path
+
+
+def test_the_start_is_measured_before_the_first_step(bars: Path, start: cmsf.Run, tmp_path: Path) -> None:
+    run = adapt("msf", bars, start, tmp_path / "run", epochs=1, freeze_epochs=0, keep="last")
+    first, *others = whole_log(run)
+    assert first["kind"] == "start"
+    assert not [line for line in others if line["kind"] == "start"]
+    assert first["20-nn"] == run.references("knn")["starting weights"]["20-nn"]
+    (epoch,) = metrics(run, "epoch")
+    assert epoch["20-nn_change"] == pytest.approx(epoch["20-nn"] - first["20-nn"])
+    assert epoch["20-nn_change_low"] <= epoch["20-nn_change"] <= epoch["20-nn_change_high"]
+
+
+def test_the_change_of_paired_shares_is_agresti_and_mins() -> None:
+    before = torch.tensor([True] * 30 + [False] * 20 + [True] * 5 + [False] * 15)
+    after = torch.tensor([True] * 30 + [False] * 20 + [False] * 5 + [True] * 15)
+    cells = {(old, new): 0.5 for old in (True, False) for new in (True, False)}
+    for old, new in zip(before.tolist(), after.tolist(), strict=True):
+        cells[old, new] += 1
+    total = sum(cells.values())
+    difference = (cells[False, True] - cells[True, False]) / total
+    variance = ((cells[False, True] + cells[True, False]) / total - difference**2) / total
+    found = change_estimate(before, after)
+    assert found.value == pytest.approx(100 * 10 / 70)
+    assert (found.low, found.high) == pytest.approx(
+        (100 * (difference - 1.959964 * variance**0.5), 100 * (difference + 1.959964 * variance**0.5)), abs=1e-4
+    )
+    same = change_estimate(before, before)
+    assert (same.value, same.low) == (0, -same.high)
+
+
+def test_a_frozen_backbone_keeps_its_weights_and_its_heads_learn(bars: Path, start: cmsf.Run, tmp_path: Path) -> None:
+    run = adapt("cmsf-self", bars, start, tmp_path / "run", epochs=2, freeze_epochs=1, keep="last", evaluate_every=1)
+    before, after = metrics(run, "start")[0], metrics(run, "epoch")
+    assert after[0]["20-nn"] == before["20-nn"]
+    assert after[0]["loss"] != after[1]["loss"]
+    changed = [name for name, value in weights(run).items() if not torch.equal(value, weights(start)[name])]
+    assert any(name.endswith("weight") for name in changed)
+    assert not [name for name in changed if "running" in name or "num_batches" in name]  # --batch-norm frozen
+
+
+def test_frozen_statistics_stay_so_after_an_evaluation() -> None:
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Dropout())
+    encoder = Encoder(network, torch.nn.BatchNorm1d(4), frozen_statistics=True)
+
+    def modes() -> list[bool]:
+        return [module.training for module in (network, network[0], network[1], network[2], encoder.projector)]
+
+    assert modes() == [True, True, False, True, True]
+    with eval_mode(network):
+        assert modes() == [False, False, False, False, True]
+    assert modes() == [True, True, False, True, True]
+    assert [module.training for module in (encoder.eval(), network[1], encoder.train(), network[1])] == [
+        True, False, True, False
+    ]  # fmt: skip  # encoder is one object, training again when it is looked at
+
+
+def test_each_layer_learns_slower_than_the_one_above_it_and_the_heads_fastest() -> None:
+    data = cmsf_noise()
+    recipe = resolved(data, optimiser="adamw", layer_decay=0.5, weight_decay=0.1)
+    learner = make_learner(recipe, data.train.label, "cpu")
+    groups = learner.optimizer.param_groups
+    scale = {id(parameter): group["lr_scale"] for group in groups for parameter in group["params"]}
+    decay = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
+    online = learner.encoders.online
+    assert len(scale) == len(learner.encoders.trainable_parameters()) == sum(len(group["params"]) for group in groups)
+    heads = [*online.projector.parameters(), *learner.encoders.predictor.parameters()]
+    assert {scale[id(parameter)] for parameter in heads} == {1.0}
+    stem, last = online.backbone.stem[0].weight, online.backbone.blocks[-1].body[0].weight
+    assert (scale[id(stem)], scale[id(last)]) == (0.5**4, 1.0)  # a stem and four blocks
+    assert all(decay[id(p)] == (0.1 if p.ndim > 1 else 0) for p in learner.encoders.trainable_parameters())
+
+
+def test_the_gradient_is_clipped_to_its_largest_norm() -> None:
+    data = cmsf_noise()
+    learner = make_learner(resolved(data, clip_grad=0.01, lr=1.0, sgd_momentum=0.0), data.train.label, "cpu")
+    parameters = learner.encoders.trainable_parameters()
+    before = [parameter.detach().clone() for parameter in parameters]
+    learner.optimizer.param_groups[0]["weight_decay"] = 0.0
+    learner.optimizer_step(LossOutput(sum(100 * parameter.square().sum() for parameter in parameters), {}))
+    moved = torch.stack([(new - old).norm() for new, old in zip(parameters, before, strict=True)]).norm()
+    assert float(moved.detach()) == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("extra_crops", [0, 2])
+@pytest.mark.parametrize("constraint", ["none", "companion", "label"])
+def test_a_batch_in_parts_takes_the_step_of_the_whole_batch(constraint: str, extra_crops: int) -> None:
+    data = cmsf_noise()
+    images = data.train.images
+    assert isinstance(images, torch.Tensor)
+    settings = {"constraint": constraint, "extra_crops": extra_crops, "precision": "fp64", "batch_size": 24}
+    learners = [make_learner(resolved(data, accumulate=parts, **settings), data.train.label, "cpu") for parts in (1, 4)]
+    outputs = []
+    for learner in learners:
+        learner.encoders.eval()  # BatchNorm would see a part at a time
+        for step in range(4):
+            index = torch.randperm(72, generator=torch.Generator().manual_seed(step))[:24]
+            outputs.append(learner.step(WholeBatch(index, 0, step, images[index]), 0.9)[1])
+    assert [float(output.loss) for output in outputs[:4]] == pytest.approx(
+        [float(output.loss) for output in outputs[4:]]
+    )
+    whole, parts = (learner.encoders.state_dict() for learner in learners)
+    for name, value in whole.items():
+        torch.testing.assert_close(value, parts[name], rtol=1e-9, atol=1e-12)
+    before = make_learner(resolved(data, **settings), data.train.label, "cpu").encoders.state_dict()
+    assert not torch.equal(before["online.backbone.stem.0.weight"], whole["online.backbone.stem.0.weight"])
+
+
+def test_losses_that_compare_the_images_of_a_batch_refuse_parts(
+    bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for method in ("simclr", "nnclr", "supcon"):
+        command = ["train", f"{method}-small", "--data", str(bars), "--out", str(tmp_path / "run"), "--accumulate", "2"]
+        assert main(command) == 2
+        assert "compares its images with each other; use a smaller --batch-size" in capsys.readouterr().err
+
+
+def cmsf_noise() -> Any:
+    from helpers import noise
+
+    return noise(72, 8)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_stopped_adaptation_goes_on_bit_for_bit(bars: Path, start: cmsf.Run, tmp_path: Path) -> None:
+    settings = {"epochs": 3, "freeze_epochs": 1, "evaluate_every": 1, "lr": 0.01}
+    whole = adapt("cmsf-sup", bars, start, tmp_path / "whole", **settings)
+    with pytest.raises(Stopped):
+        adapt("cmsf-sup", bars, start, tmp_path / "half", quiet=False, screen=StopAt(6, signal.SIGTERM), **settings)
+    half = adapt("cmsf-sup", bars, start, tmp_path / "half", **settings)
+    assert_same_run(whole, half)
+    assert metrics(whole, "kept") == metrics(half, "kept")
+
+
+def test_training_that_harms_ends_with_the_starting_weights(
+    bars: Path, start: cmsf.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = adapt("cmsf-self", bars, start, tmp_path / "run", quiet=False, lr=0.02, clip_grad=0.0, layer_decay=1.0)
+    best = max(metrics(run, "epoch"), key=lambda line: line["held_out"])
+    kept = metrics(run, "kept")[0]
+    before = metrics(run, "start")[0]
+    assert best["held_out"] <= before["held_out"]  # or else nothing is shown here
+    assert kept["epoch"] == 0
+    assert all(torch.equal(value, weights(start)[name]) for name, value in weights(run).items())
+    assert "kept: the starting weights" in capsys.readouterr().err
+    assert not list(run.folder.best.iterdir())
+
+
+def test_the_kept_epoch_is_the_one_that_evaluate_sees(bars: Path, start: cmsf.Run, tmp_path: Path) -> None:
+    run = adapt("cmsf-sup", bars, start, tmp_path / "run", epochs=4, lr=0.003, evaluate_every=1)
+    kept, lines = metrics(run, "kept")[0], [*metrics(run, "start"), *metrics(run, "epoch")]
+    assert kept["held_out"] == max(line["held_out"] for line in lines)
+    assert run.evaluate("knn")["20-nn"] == kept["20-nn"] == lines[kept["epoch"]]["20-nn"]
+
+
+def test_a_classifier_that_is_trained_along_is_of_the_kept_epoch(
+    bars: Path, start: cmsf.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter((10.0, 20.0, 40.0, 30.0))
+    monkeypatch.setattr(LabelledQueries, "__call__", lambda self, features: next(scores))
+    run = adapt("xent", bars, start, tmp_path / "run", epochs=3, lr=0.02, evaluate_every=1)
+    (kept,) = metrics(run, "kept")
+    assert (kept["epoch"], kept["held_out"]) == (2, 40.0)
+    assert run.evaluate("classifier")["classifier"] == kept["classifier"]
+
+
+def test_labels_that_judge_are_a_fifth_of_each_class_and_never_seen_by_training() -> None:
+    data = cmsf_noise()
+    label = torch.arange(72) % 3
+    label[label == 2] = -1
+    label[2] = 2  # a class with one label
+    data = cmsf_replace_label(data, label)
+    recipe = resolved(data, constraint="label", keep="best")
+    training, judge = split_labels(recipe, data)
+    assert judge is not None
+    queries = judge.score
+    assert isinstance(queries, LabelledQueries)
+    asked = {queries.images.paths[i] for i in queries.asks.nonzero()[:, 0].tolist()}
+    hidden = {data.train.paths[i] for i in ((label != -1) & (training.train.label == -1)).nonzero()[:, 0].tolist()}
+    assert asked == hidden
+    assert [int((label[[int(path) for path in asked]] == number).sum()) for number in range(3)] == [5, 5, 0]
+    unchanged, judge = split_labels(resolved(data, constraint="companion", keep="best"), data)
+    assert unchanged is data
+    assert judge is not None
+    assert judge.score.asks.all()
+    assert split_labels(resolved(data, keep="last"), data) == (data, None)
+
+
+def cmsf_replace_label(data: Any, label: torch.Tensor) -> Any:
+    from dataclasses import replace
+
+    return replace(data, train=replace(data.train, label=label))
+
+
+def test_held_out_accuracy_is_the_vote_of_the_nearest_others() -> None:
+    data = cmsf_noise()
+    _, judge = split_labels(resolved(data, keep="best"), data)
+    assert judge is not None
+    queries = judge.score
+    network = torch.nn.Sequential(torch.nn.AvgPool2d(3), torch.nn.Flatten())
+    features = FeatureExtractor(network, Preprocessing(12))
+    vectors = features(queries.images).numpy()
+    right = 0
+    for i in range(len(vectors)):
+        order = sorted((j for j in range(len(vectors)) if j != i), key=lambda j: (-float(vectors[i] @ vectors[j]), j))
+        votes = np.bincount(queries.images.label.numpy()[order[:20]], minlength=3)
+        right += int(votes.argmax() == int(queries.images.label[i]))
+    assert queries(features) == pytest.approx(100 * right / len(vectors))
+
+
+def test_a_bare_method_with_weights_is_adapt_and_a_run_that_is_there_keeps_its_scale(
+    bars: Path, start: cmsf.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = adapt("msf", bars, start, tmp_path / "run", epochs=1)
+    assert (run.recipe.name, run.recipe.backbone) == ("msf-adapt", "small-residual")
+    old = adapt("msf-small", bars, start, tmp_path / "old", epochs=1)
+    again = adapt("msf", bars, start, tmp_path / "old", epochs=1)
+    assert again.recipe == old.recipe
+    command = ["train", "--data", str(bars), "--out", str(tmp_path / "none"), "--quiet"]
+    assert main([*command, "msf-adapt"]) == 2
+    assert "msf-adapt starts from weights that others have trained; add --init" in capsys.readouterr().err
+    for flags, message in (
+        (["msf-small", "--epochs", "2", "--freeze-epochs", "3"], "--freeze-epochs 3 exceeds --epochs 2"),
+        (["cmsf-sup-small", "--keep", "best", "--k", "all"], "--keep best holds labels out of training"),
+    ):
+        assert main([*command, *flags]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+def test_without_labels_epochs_are_judged_by_the_agreement_of_views(
+    start: cmsf.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = write_npz(tmp_path / "unlabelled.npz", labelled=False)
+    run = adapt("msf", images, start, tmp_path / "run", epochs=2, evaluate_every=1, quiet=False)
+    lines = [*metrics(run, "start"), *metrics(run, "epoch")]
+    (kept,) = metrics(run, "kept")
+    assert kept["view_agreement"] == max(line["view_agreement"] for line in lines)
+    assert "agreement of views" in capsys.readouterr().err
+    few = write_npz(tmp_path / "few.npz", per_class=10, labelled=False)
+    with pytest.raises(cmsf.BadInput, match=r"nothing to judge by.*views of 40 images say too little"):
+        adapt("msf", few, start, tmp_path / "few")
+
+
+def test_view_agreement_counts_the_neighbours_that_two_crops_share() -> None:
+    split = cmsf_noise().train
+    network = torch.nn.Sequential(torch.nn.AvgPool2d(4), torch.nn.Flatten())
+    views: list[torch.Tensor] = []
+
+    def watched(images: torch.Tensor) -> torch.Tensor:
+        views.append(network(images))
+        return views[-1]
+
+    class Watched(torch.nn.Module):
+        forward = staticmethod(watched)
+
+    found = ViewAgreement.of(split, seed=3)(FeatureExtractor(Watched(), Preprocessing(12)))
+    first, second = (torch.nn.functional.normalize(view, dim=1).double().numpy() for view in views)
+    shares = []
+    for i in range(len(split)):
+        near = [
+            set(sorted((j for j in range(len(split)) if j != i), key=lambda j: -float(view[i] @ view[j]))[:20])
+            for view in (first, second)
+        ]
+        shares.append(len(near[0] & near[1]) / 20)
+    assert found == pytest.approx(100 * np.mean(shares))
+    assert 0 < found < 100
+
+
+def test_commands_take_weights_instead_of_a_run(
+    bars: Path, start: cmsf.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    weights_of_start = ["--init", str(start.path), "--data", str(bars)]
+    assert main(["evaluate", *weights_of_start]) == 0
+    run = cmsf.Run(tmp_path / "runs" / f"{start.path.name}-bars")
+    assert run.recipe.epochs == 0
+    assert f"{run.result()['figures']['20-nn']:.2f}" in capsys.readouterr().out
+    assert main(["suspects", *weights_of_start, "--least", "0"]) == 0
+    assert (tmp_path / "suspects.csv").exists()
+    assert main(["finetune", *weights_of_start, "--tune", "linear"]) == 0
+    assert cmsf.Classifier(f"{run.path}-classifier").classes
+    assert main(["embed", *weights_of_start]) == 0
+    assert (tmp_path / "features.parquet").exists()
+    assert main(["report", *weights_of_start]) == 0
+    assert run.folder.report_file.exists()
+    capsys.readouterr()
+    for arguments, message in (
+        (["suspects"], "the following arguments are required: RUN; see cmsf suspects --help"),
+        (["evaluate"], "the following arguments are required: RUN; see cmsf evaluate --help"),
+        (["report", "--init", str(start.path)], "needs images; add --data SOURCE"),
+        (["finetune", str(start.path), *weights_of_start], "not both"),
+        (["evaluate", str(start.path), "--backbone", "resnet18"], "--backbone is for weights without a run"),
+    ):
+        assert main(arguments) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_the_report_begins_with_what_became_of_the_start(bars: Path, start: cmsf.Run, tmp_path: Path) -> None:
+    run = adapt("msf", bars, start, tmp_path / "run", epochs=2, keep="last", evaluate_every=1)
+    assert main(["report", str(run.path)]) == 0
+    last, first = metrics(run, "epoch")[-1], metrics(run, "start")[0]
+    answer = f"20-NN {first['20-nn']:.2f} → {last['20-nn']:.2f} %"
+    assert answer in run.folder.report_file.read_text()
