@@ -54,8 +54,8 @@ ABLATIONS = tuple(
     )
 )
 WAYS: dict[str, dict[str, Any]] = {
-    "whole": {},
-    "whole-2-rounds": {"rounds": 2},
+    "whole": {"tune": "whole"},
+    "whole-2-rounds": {"tune": "whole", "rounds": 2},
     "head": {"tune": "head"},
     "linear": {"tune": "linear"},
 }
@@ -122,7 +122,7 @@ def tune(cell: Cell, runs: Path, labels: Path) -> dict[str, Any]:
     batch, usual = FineTuneSettings().batch_and_epochs(count)
     if cell.way == "xent":
         epochs = round((passes(run) + usual * (count // batch) * batch) / ((count // batch) * batch))
-        how: dict[str, Any] = {"random_weights": True, "epochs": epochs, "lr": XENT_LR}
+        how: dict[str, Any] = {"tune": "whole", "random_weights": True, "epochs": epochs, "lr": XENT_LR}
     else:
         how = WAYS[cell.way or ""]
     if not out.exists():

@@ -263,7 +263,7 @@ def main() -> None:
     others = load_dataset(
         open_source(subsets.cifar(given.data, given.runs, choosing=True)), Recipe(), judge.recipe.size
     )
-    features = FeatureExtractor(judge.backbone(), judge.recipe.size, cache=judge.folder.features)(others.train)
+    features = FeatureExtractor(judge.backbone(), judge.preprocessing, cache=judge.folder.features)(others.train)
     found = {
         "reported": {name: report(run) for name, run in runs.items()},
         "choosing": choose(features, others.train.truth, others.classes),
