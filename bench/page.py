@@ -53,7 +53,8 @@ def _section(title: str, limit: str, name: str, found: Found | None) -> str:
         return "\n".join([*lines, "Not measured yet."])
     load = found["machine"]["load before"] if isinstance(found["machine"], dict) else None
     busy = f" The machine was not idle (load {load}): take these figures with care." if load and load > QUIET else ""
-    lines += [f"Limit: {limit}.", f"File: [{name}](results/bench/{name}.json), {found['begun'][:10]}.{busy}", ""]
+    where = f"{found['begun'][:10]}, {found['machine']['cpu']}"
+    lines += [f"Limit: {limit}.", f"File: [{name}](results/bench/{name}.json), {where}.{busy}", ""]
     lines += ["| what | figure | | goal | |", "| --- | ---: | --- | --- | --- |"]
     for target in find_targets(found):
         goal = met = "–"
@@ -72,5 +73,5 @@ def _number(value: float) -> str:
 
 def _machine(found: Found) -> str:
     machine, versions = found["machine"], found["versions"]
-    about = f"{machine['cpu']}, {machine['cores']} cores"
+    about = ", ".join([machine["cpu"], f"{machine['cores']} cores", *machine.get("instructions", ())])
     return f"{about}; " + ", ".join(f"{name} {version}" for name, version in versions.items())

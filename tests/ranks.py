@@ -78,6 +78,7 @@ def learn(world: World, recipe: Recipe, data: Dataset, steps: int, sharded: bool
     labelled = SupportSampler(data.train.label, resolved.support_classes, resolved.support_images, resolved.seed)
     for step in range(steps):
         epoch, position = divmod(step, per_epoch)
+        learner.encoders.freeze_backbone(epoch < resolved.freeze_epochs)
         if step and position in (0, per_epoch // 2):
             learner.supervision.refresh(lambda index: _clean(learner, data, index))
         order = data.train.order(resolved.seed, epoch)[position * size : (position + 1) * size]

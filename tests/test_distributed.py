@@ -66,6 +66,14 @@ METHODS: dict[str, dict[str, Any]] = {
     "supcon": {},
     "paws": {"support_images": 5},
     "fixmatch": {"support_images": 7, "pseudo_threshold": 0.4},
+    "cmsf-self as adapt": {
+        "optimiser": "adamw",
+        "lr": 3e-4,
+        "layer_decay": 0.8,
+        "clip_grad": 1.0,
+        "freeze_epochs": 1,
+        "batch_norm": "frozen",
+    },
     "cmsf-self in fp32": {"precision": "fp32"},
 }
 
