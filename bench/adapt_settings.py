@@ -43,6 +43,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "one-rate-for-all-layers": {"layer_decay": 1.0},
     "rate-1e-3": {"lr": 1e-3},
     "rate-1e-4": {"lr": 1e-4},
+    "linear-projector": {"projection_layers": 1},
     "fast-target": {"target_momentum": 0.99, "target_momentum_end": 0.99},
     "colours-kept": {"jitter": 0.0, "greyscale": 0.0},
     "sgd": {"optimiser": "sgd", "lr": 0.05, "weight_decay": 1e-4},

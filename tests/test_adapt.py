@@ -40,7 +40,7 @@ def start(bars: Path) -> cmsf.Run:
     return cmsf.train("msf-small", bars, bars.parent / "start", quiet=True, **TINY)
 
 
-def adapt(method: str, bars: Path, start: cmsf.Run, out: Path, **changes: Any) -> cmsf.Run:
+def adapt(method: str, bars: Path, start: cmsf.Run, out: Path | None, **changes: Any) -> cmsf.Run:
     return cmsf.train(method, bars, out, init=start.path, **({"quiet": True} | CHANGES | changes))
 
 
@@ -276,13 +276,21 @@ def test_held_out_accuracy_is_the_vote_of_the_nearest_others() -> None:
 
 
 def test_a_bare_method_with_weights_is_adapt_and_a_run_that_is_there_keeps_its_scale(
-    bars: Path, start: cmsf.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bars: Path,
+    start: cmsf.Run,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = adapt("msf", bars, start, tmp_path / "run", epochs=1)
     assert (run.recipe.name, run.recipe.backbone) == ("msf-adapt", "small-residual")
     old = adapt("msf-small", bars, start, tmp_path / "old", epochs=1)
     again = adapt("msf", bars, start, tmp_path / "old", epochs=1)
     assert again.recipe == old.recipe
+    monkeypatch.chdir(tmp_path)  # where runs/ has the place of those that are not named
+    old = adapt("msf-small", bars, start, None, epochs=1)
+    assert adapt("msf", bars, start, None, epochs=1).path == old.path
+    assert adapt("msf", bars, old, None, epochs=1).path == Path("runs/msf-adapt")  # from other weights
     command = ["train", "--data", str(bars), "--out", str(tmp_path / "none"), "--quiet"]
     assert main([*command, "msf-adapt"]) == 2
     assert "msf-adapt starts from weights that others have trained; add --init" in capsys.readouterr().err

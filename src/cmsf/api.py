@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -141,15 +142,13 @@ def _choose_recipe(
     recipe: str | Recipe, changes: dict[str, Any], side: int, out: str | Path | None, screen: Screen
 ) -> tuple[Recipe, Path]:
     """Returns the recipe, of the scale that suits images of this side, with the changes, and the run folder's path."""
-    default = None
+    default, small = None, side <= LARGEST_SMALL_IMAGE
     changes = {name: str(value) if isinstance(value, Path) else value for name, value in changes.items()}
     if isinstance(recipe, str):
         name, pretrained = recipe, changes.get("init", NO_INIT) != NO_INIT
-        if not has_scale(name) and out is not None and RunFolder(expand_user(out)).exists():
-            # A run that is there keeps its scale, whatever a new one would have.
-            scale = scale_of(RunFolder(expand_user(out)).recipe().name)
-            name = f"{name}-{scale}" if scale else name
-        recipe = get_recipe(name, side <= LARGEST_SMALL_IMAGE, pretrained)
+        if not has_scale(name) and (scale := _scale_before(name, small, changes, out)) is not None:
+            name = f"{name}-{scale}"
+        recipe = get_recipe(name, small, pretrained)
         default = Path(name).stem if has_scale(name) else recipe.name
         if not has_scale(name):
             reason = "it starts from --init" if pretrained else f"the images are {side} px on their shorter side"
@@ -158,9 +157,27 @@ def _choose_recipe(
     # So that the recipe works from any directory.
     if recipe.coarse_labels not in ("none", "wordnet"):
         recipe = replace(recipe, coarse_labels=str(expand_user(recipe.coarse_labels).absolute()))
-    if recipe.init != "none" and not is_timm_name(recipe.init):
-        recipe = replace(recipe, init=str(expand_user(recipe.init).absolute()))
+    recipe = replace(recipe, init=_from_anywhere(recipe.init))
     return recipe, Path("runs", default or recipe.name) if out is None else expand_user(out)
+
+
+def _from_anywhere(init: str) -> str:
+    """Returns --init with the full path of a file or run."""
+    return init if init == NO_INIT or is_timm_name(init) else str(expand_user(init).absolute())
+
+
+def _scale_before(name: str, small: bool, changes: Mapping[str, Any], out: str | Path | None) -> str | None:
+    """Returns the scale of the run that is there: it keeps it, whatever a new one would have.
+
+    Without `out`, a run from the same weights may lie where `small` and `standard` have their place: before there was
+    `adapt`, it was of these.
+    """
+    folder = RunFolder(Path("runs", get_recipe(name, small).name) if out is None else expand_user(out))
+    if not folder.exists():
+        return None
+    before, init = folder.recipe(), changes.get("init", NO_INIT)
+    same = out is not None or (isinstance(init, str) and _from_anywhere(init) == before.init)
+    return scale_of(before.name) if same else None
 
 
 def _with_backbone(recipe: Recipe, folder: RunFolder) -> Recipe:
