@@ -34,15 +34,15 @@ class ViewAgreement:
         count = min(_IMAGES, len(split))
         return cls(split.subset(torch.linspace(0, len(split) - 1, count).long()), seed)
 
-    def __call__(self, extractor: FeatureExtractor) -> float:
-        """Returns the mean share, in per cent; 0 for features that have collapsed, whose neighbours are all alike."""
+    def __call__(self, extractor: FeatureExtractor) -> Float[Tensor, " n"]:
+        """Returns the share of each image; 0 for features that have collapsed, whose neighbours are all alike."""
         views = self._features(extractor)
         stats = EmbeddingStats.of(views[0])
         if stats.spread < SPREAD_FLOOR or stats.effective_rank < RANK_FLOOR:
-            return 0.0
+            return torch.zeros(len(self.images), dtype=torch.float64)
         first, second = map(neighbours, views)
         shared = (first[:, :, None] == second[:, None, :]).any(2)
-        return 100 * float(shared.double().mean())
+        return shared.double().mean(1).cpu()
 
     def _features(self, extractor: FeatureExtractor) -> list[Float[Tensor, "n f"]]:
         crop, network = extractor.preprocessing.random_crop(_CROP), extractor.backbone

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -44,8 +44,28 @@ class FeatureExtractor:
     device: torch.device | str = "cpu"
     workers: int = 0
     cache: Path | None = None
+    _remembered: list[tuple[Any, Tensor]] | None = field(default=None, init=False, repr=False)
+
+    @contextmanager
+    def remembering(self) -> Iterator[None]:
+        """Keeps the features of images that are asked for again, while the network stays as it is."""
+        self._remembered = []
+        try:
+            yield
+        finally:
+            self._remembered = None
 
     def __call__(self, split: Split) -> Float[Tensor, "n f"]:
+        if self._remembered is None:
+            return self._load_or_extract(split)
+        for images, features in self._remembered:
+            if images is split.images:
+                return features
+        features = self._load_or_extract(split)
+        self._remembered.append((split.images, features))
+        return features
+
+    def _load_or_extract(self, split: Split) -> Float[Tensor, "n f"]:
         fingerprint = None if self.cache is None else split.fingerprint()
         if self.cache is None or fingerprint is None:
             return self._extract(split)

@@ -9,7 +9,7 @@ from statistics import NormalDist
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
 from cmsf.utils.progress import track
@@ -122,17 +122,18 @@ def accuracy_estimate(correct: Bool[Tensor, " n"]) -> Estimate:
     return Estimate(100 * share, 100 * max(0.0, centre - half), 100 * min(1.0, centre + half))
 
 
-def change_estimate(before: Bool[Tensor, " n"], after: Bool[Tensor, " n"]) -> Estimate:
+def change_estimate(before: Real[Tensor, " n"], after: Real[Tensor, " n"]) -> Estimate:
     """Returns by how many points the accuracy on the same images has changed, with its 95 % interval.
 
     The interval is Agresti and Min's (2005) for paired shares: half an image is added to each of the four cells
-    (right or wrong, before and after), and the difference is taken to be normal.
+    (right or wrong, before and after), and the difference is taken to be normal. Measures of an image from 0 to 1 are
+    taken likewise.
     """
-    count, gained, lost = len(before), int((after & ~before).sum()), int((before & ~after).sum())
-    total, up, down = count + 2, gained + 0.5, lost + 0.5
-    centre = (up - down) / total
-    half = NormalDist().inv_cdf(0.975) * math.sqrt((up + down) / total - centre**2) / math.sqrt(total)
-    return Estimate(100 * (gained - lost) / count, 100 * (centre - half), 100 * (centre + half))
+    change = after.double() - before.double()
+    total, mean = len(change) + 2, float(change.sum()) / (len(change) + 2)
+    variance = (float((change**2).sum()) + 1) / total - mean**2
+    half = NormalDist().inv_cdf(0.975) * math.sqrt(variance / total)
+    return Estimate(100 * float(change.mean()), 100 * (mean - half), 100 * (mean + half))
 
 
 def class_mean(correct: Bool[Tensor, " n"], truth: Int[Tensor, " n"]) -> float:

@@ -35,8 +35,9 @@ from cmsf.utils.files import (
 from cmsf.utils.numbers import is_integer
 from cmsf.utils.progress import track
 
-STATE, CACHE, CHANGED = "state", "cache", "changed"
-"""The parts: everything but the embedding cache; the whole cache; its rows that changed since a whole one was saved."""
+STATE, CACHE, CHANGED, BEST = "state", "cache", "changed", "best"
+"""The parts: everything but the embedding cache; the whole cache; its rows that changed since a whole one was saved;
+the best epoch's network, with --keep best."""
 PROGRESS = "progress"
 _KEPT = 3
 _FORMAT = 1

@@ -65,8 +65,6 @@ class RunFolder:
     broken_file = _Entry("broken.csv")
     """The images that could not be read; written with --skip-broken only."""
     backbone_file = _Entry("backbone.safetensors")
-    best = _Entry("best")
-    """The networks of the best epochs so far, until the run is complete; with --keep best only."""
     start_file = _Entry("start.safetensors")
     """Which test images k-NN classified right before the first step."""
     checkpoints = _Entry("checkpoints")

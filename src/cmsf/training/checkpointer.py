@@ -16,9 +16,9 @@ from cmsf.method.build import make_learner
 from cmsf.method.learner import Learner
 from cmsf.recipes.recipe import ResolvedRecipe
 from cmsf.runs import checkpoint
-from cmsf.runs.checkpoint import CACHE, CHANGED, PROGRESS, STATE, Checkpoint, CheckpointFile, CorruptCheckpoint
+from cmsf.runs.checkpoint import BEST, CACHE, CHANGED, PROGRESS, STATE, Checkpoint, CheckpointFile, CorruptCheckpoint
 from cmsf.runs.folder import RunFolder
-from cmsf.training.best_weights import split_labels
+from cmsf.training.best_weights import BestWeights, split_labels
 from cmsf.training.options import TrainingOptions
 from cmsf.utils.errors import BadInput, first_few
 from cmsf.utils.files import FullDisk
@@ -38,12 +38,17 @@ class Checkpointer:
         learner: Learner,
         warn: Callable[[str], None],
         options: TrainingOptions = TrainingOptions(),
+        best: BestWeights | None = None,
     ) -> None:
+        """best: saved too, where an epoch is kept that need not be the last."""
         self.folder, self.recipe, self.learner, self.world = folder, recipe, learner, learner.world
+        self.best = best
         self.warn, self.options = warn, options
         self.latest: Checkpoint | None = None
         self.saved_step, self._saved_at = 0, time.monotonic()
         self._full_cache: CheckpointFile | None = None  # the cache on the disk that changes count from
+        self._best: CheckpointFile | None = None  # the best network on the disk
+        self._best_epoch = -1  # of the network that was saved last
         self._corrupt: list[Path] = []
         self._writer = ThreadPoolExecutor(1, "saving")
         self._writing: Future[Checkpoint] | None = None
@@ -58,16 +63,19 @@ class Checkpointer:
             try:
                 candidate = Checkpoint.read(path)
                 self._check_recipe(candidate)
-                progress = checkpoint.load_state(self.learner, candidate.load())
+                contents = candidate.load()
+                progress = checkpoint.load_state(self.learner, contents)
                 if progress.get("step") != candidate.step:
                     raise CorruptCheckpoint("its parts are of another step")
                 load_progress(progress)
+                self._load_best(contents.get(BEST))
             except CorruptCheckpoint as error:
                 errors.append(f"{path.name}: {str(error)[:80]}")
                 self._corrupt.append(path)
                 self.warn(f"checkpoint {path.name} cannot be used: {error}")
                 continue
-            self.latest, self._full_cache = candidate, candidate.parts.get(CACHE)
+            self._remember(candidate)
+            self._best_epoch = -1 if self.best is None else self.best.epoch
             self.saved_step = candidate.step
             return True
         if errors:
@@ -77,6 +85,18 @@ class Checkpointer:
                 "remove that folder to begin again"
             )
         return False
+
+    def _load_best(self, saved: Any) -> None:
+        if self.best is None:
+            return
+        try:
+            self.best.load_state_dict(saved, self.recipe.epochs)
+        except ValueError as error:
+            raise CorruptCheckpoint(str(error)) from None
+
+    def _remember(self, newest: Checkpoint) -> None:
+        """Takes note of what the newest checkpoint has on the disk."""
+        self.latest, self._full_cache, self._best = newest, newest.parts.get(CACHE), newest.parts.get(BEST)
 
     def _check_recipe(self, candidate: Checkpoint) -> None:
         if differences := self.recipe.differences(candidate.recipe):
@@ -114,6 +134,11 @@ class Checkpointer:
         elif cache is not None:
             contents[CHANGED] = dict(zip(("index", "embedding"), cache.changes(), strict=True))
             older = {} if self._full_cache is None else {CACHE: self._full_cache}
+        if self.best is not None and self._best is not None and self.best.epoch == self._best_epoch:
+            older[BEST] = self._best
+        elif self.best is not None:
+            contents[BEST] = self.best.state_dict()
+            self._best, self._best_epoch = None, self.best.epoch  # None until it is on the disk
         if self.world.is_main:
             self._writing = self._writer.submit(checkpoint.save, self.folder, step, self.recipe, contents, older)
 
@@ -129,8 +154,7 @@ class Checkpointer:
     def _wait(self) -> None:
         if self._writing is not None:
             writing, self._writing = self._writing, None
-            self.latest = writing.result()
-            self._full_cache = self.latest.parts.get(CACHE)
+            self._remember(writing.result())
             while self._corrupt:  # there is a newer one now
                 self._corrupt.pop().unlink(missing_ok=True)
 

@@ -74,19 +74,17 @@ class Trainer:
         self.schedule = Schedule(recipe, self.steps_per_epoch)
         self.preprocessing = Preprocessing.from_recipe(recipe)
         self.validator = Validator(recipe, learner.encoders, data, self.device, workers)
-        self.best = (
-            None
-            if judge is None
-            else BestWeights(judge, self.validator.features, learner.encoders.classifier, folder.best)
-        )
-        if note := describe_votes(data):
-            screen.print(note)
+        features, head = self.validator.features, learner.encoders.classifier
+        self.best = None if judge is None else BestWeights(judge, features, head)
+        for note in (describe_votes(data), "" if judge is None else judge.note):
+            if note:
+                screen.print(note)
         self.signals = SignalHandler()
         self.step, self.totals, self.metrics_length = 0, EpochTotals(), 0
         self.collapse = CollapseDetector(0.0 if learner.loss_fn.learns_from_labels else RANK_FLOOR)
         self.kept: dict[str, Any] = {}  # the validation of the epoch whose weights the run would end with now
         self.last_index = torch.empty(0, dtype=torch.int64)  # the images of the last batch
-        self.checkpointer = Checkpointer(folder.checkpoints, recipe, learner, screen.print, options)
+        self.checkpointer = Checkpointer(folder.checkpoints, recipe, learner, screen.print, options, self.best)
         if self.world.raise_on_all_ranks(lambda: self.checkpointer.load_latest(self._load_progress)):
             screen.print(f"resuming from step {self.step} of {self.schedule.total}")
         elif folder.metrics_file.exists() and folder.metrics_file.stat().st_size:
@@ -101,15 +99,13 @@ class Trainer:
         try:
             totals = EpochTotals.from_state(progress["totals"])
             self.collapse.load_state_dict(progress["watch"])
-            self.kept = progress.get("kept", {})  # a checkpoint of an earlier version has none
-            if self.best is not None:
-                self.best.load_state_dict(progress["best"])
+            self.kept = _check_figures(progress.get("kept", {}))  # a checkpoint of an earlier version has none
             if self.folder.start_file.exists():  # a run of an earlier version has none
                 self.validator.load_start(self.folder.start_file)
             step, length = progress["step"], progress["metrics_length"]
             if not is_integer(length) or length < 0 or not 0 < step <= self.schedule.total:
                 raise ValueError(f"step {step} is not one of {self.schedule.total}")
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise CorruptCheckpoint(str(error)) from None
         self.step, self.totals, self.metrics_length = step, totals, length
 
@@ -202,7 +198,7 @@ class Trainer:
         """Validates the weights that training starts from, and logs them as epoch 0."""
 
         def measure() -> dict[str, float]:
-            with self.signals.interruptible():
+            with self.signals.interruptible(), self.validator.features.remembering():
                 figures = self.validator.validate_start()
                 with self.checkpointer.full_disk_policy():
                     self.validator.save_start(self.folder.start_file)
@@ -218,7 +214,7 @@ class Trainer:
 
     def _judge(self, epochs: int) -> dict[str, float]:
         """Returns the score by which the best epoch is kept; empty where the last one is."""
-        return {} if self.best is None else self.best.update(epochs, self.checkpointer.full_disk_policy)
+        return {} if self.best is None else self.best.update(epochs)
 
     def _train_step(self, batch: Batch, support: Batch | None) -> None:
         epoch, position = divmod(self.step, self.steps_per_epoch)
@@ -291,7 +287,7 @@ class Trainer:
         )
 
     def _validate(self, epochs: int) -> dict[str, float]:
-        with self.signals.interruptible():
+        with self.signals.interruptible(), self.validator.features.remembering():
             return self.validator.validate() | self._judge(epochs)
 
     def _inspect(self, query: Rows, output: LossOutput) -> NeighbourhoodStats | None:
@@ -355,7 +351,6 @@ class Trainer:
         return {
             "totals": self.totals.state_dict(),
             "watch": self.collapse.state_dict(),
-            "best": None if self.best is None else self.best.state_dict(),
             "kept": self.kept,
             "step": self.step,
             "metrics_length": self._sync_log(),
@@ -398,8 +393,6 @@ class Trainer:
                 self.workers,
                 before=self._starting_backbone(),
             )
-            if self.best is not None:  # the run is complete, and has its weights
-                self.best.remove_files()
 
     def _starting_backbone(self) -> nn.Module | None:
         """Returns the network with the weights of --init, to compare with; None without, or where they are gone."""
@@ -409,3 +402,10 @@ class Trainer:
             return initial_backbone(self.recipe, pretrained_weights(self.recipe)).to(self.device)
         except BadInput:
             return None
+
+
+def _check_figures(kept: Any) -> dict[str, Any]:
+    """Returns the figures of the kept epoch as a checkpoint has them; raises ValueError if they are none."""
+    if not isinstance(kept, dict) or not all(type(value) in (int, float) for value in kept.values()):
+        raise ValueError("the figures of its kept epoch are none")
+    return kept
