@@ -43,6 +43,8 @@ SETS = {"flowers102-64": 64, "pets-64": 64, "grocery-128": 96}
 """The sets that are reported, and the pixels of a view."""
 SEEDS, LABELS, NOISE = (1, 2, 3), (5, 1, 10), (0.5, 0.3)
 START, COARSE_SET = "start", "grocery-128"
+SUPERVISED = ("cmsf-sup", "xent", "supcon")
+FEW = (START, "cmsf-semi", "cmsf-self")
 WAYS = ("linear", "whole")
 PARTS = ("self", "few", "noise", "coarse")
 
@@ -80,26 +82,33 @@ class Cell:
         return replace(self, part="self", labels=0).name
 
 
-def cells() -> Iterator[Cell]:
-    """One seed of everything first, and of that EfficientNet-Lite0."""
+def cells() -> list[Cell]:
+    """One seed of EfficientNet-Lite0 first, and of that what the main questions are, set by set."""
+    return sorted(_all_cells(), key=_place)
+
+
+def _all_cells() -> Iterator[Cell]:
     for seed in SEEDS:
-        for network in (LITE0, MOBILENET):
-            for data in SETS:
+        for data in SETS:
+            for network in (LITE0, MOBILENET):
                 yield from (Cell("self", network, data, method, seed) for method in ("cmsf-self", "msf"))
-            for labels in LABELS:
-                for data in SETS:
-                    for method in (START, "cmsf-semi", "cmsf-self"):
-                        yield Cell("few", network, data, method, seed, labels)
-            if network != LITE0:
-                continue
+                for labels in LABELS:
+                    yield from (Cell("few", network, data, method, seed, labels) for method in FEW)
             for noise in NOISE:
-                for data in SETS:
-                    for method in (START, "cmsf-sup", "xent", "supcon"):
-                        yield Cell("noise", network, data, method, seed, noise=noise)
-            for method in ("cmsf-sup", "xent", "supcon"):
-                yield Cell("coarse", network, COARSE_SET, method, seed)
-        if seed == SEEDS[0]:
-            yield from (Cell("self", RESNET, data, "cmsf-self", seed) for data in SETS)
+                yield from (Cell("noise", LITE0, data, method, seed, noise=noise) for method in (START, *SUPERVISED))
+        yield from (Cell("coarse", LITE0, COARSE_SET, method, seed) for method in SUPERVISED)
+    yield from (Cell("self", RESNET, data, "cmsf-self", SEEDS[0]) for data in SETS)
+
+
+def _place(cell: Cell) -> tuple[int, ...]:
+    main = cell.method != "msf" and cell.labels in (0, LABELS[0]) and cell.noise in (0, NOISE[0])
+    return (
+        cell.seed,
+        (LITE0, RESNET, MOBILENET).index(cell.network),
+        not main,
+        list(SETS).index(cell.data),
+        PARTS.index(cell.part),
+    )
 
 
 def compute(cell: Cell, data: Path, weights: Path, runs: Path) -> dict[str, Any]:

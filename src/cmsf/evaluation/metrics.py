@@ -9,7 +9,7 @@ from statistics import NormalDist
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int, Real
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from cmsf.utils.progress import track
@@ -122,7 +122,7 @@ def accuracy_estimate(correct: Bool[Tensor, " n"]) -> Estimate:
     return Estimate(100 * share, 100 * max(0.0, centre - half), 100 * min(1.0, centre + half))
 
 
-def change_estimate(before: Real[Tensor, " n"], after: Real[Tensor, " n"]) -> Estimate:
+def change_estimate(before: Shaped[Tensor, " n"], after: Shaped[Tensor, " n"]) -> Estimate:
     """Returns by how many points the accuracy on the same images has changed, with its 95 % interval.
 
     The interval is Agresti and Min's (2005) for paired shares: half an image is added to each of the four cells
