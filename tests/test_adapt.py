@@ -16,12 +16,15 @@ from cmsf.analysis.view_agreement import ViewAgreement
 from cmsf.cli import main
 from cmsf.data.transforms import Preprocessing, WholeBatch
 from cmsf.evaluation.features import FeatureExtractor, eval_mode
-from cmsf.evaluation.metrics import change_estimate
+from cmsf.evaluation.metrics import Estimate, change_estimate
 from cmsf.method.build import make_learner
 from cmsf.method.losses import LossOutput
 from cmsf.models.encoders import Encoder
 from cmsf.recipes import get_recipe
 from cmsf.recipes.recipe import ResolvedRecipe
+from cmsf.report.headline import figure_tiles, headline
+from cmsf.report.logged_metrics import LoggedMetrics
+from cmsf.runs.cost import run_cost
 from cmsf.training.best_weights import LabelledQueries, split_labels
 from cmsf.training.resolve import resolve
 from cmsf.training.signals import Stopped
@@ -182,10 +185,10 @@ def test_losses_that_compare_the_images_of_a_batch_refuse_parts(
         assert "compares its images with each other; use a smaller --batch-size" in capsys.readouterr().err
 
 
-def cmsf_noise() -> Any:
+def cmsf_noise(images: int = 72) -> Any:
     from helpers import noise
 
-    return noise(72, 8)
+    return noise(images, 8)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -210,47 +213,85 @@ def test_training_that_harms_ends_with_the_starting_weights(
     assert kept["epoch"] == 0
     assert all(torch.equal(value, weights(start)[name]) for name, value in weights(run).items())
     assert "kept: the starting weights" in capsys.readouterr().err
-    assert not list(run.folder.best.iterdir())
 
 
-def test_the_kept_epoch_is_the_one_that_evaluate_sees(bars: Path, start: cmsf.Run, tmp_path: Path) -> None:
-    run = adapt("cmsf-sup", bars, start, tmp_path / "run", epochs=4, lr=0.003, evaluate_every=1)
-    kept, lines = metrics(run, "kept")[0], [*metrics(run, "start"), *metrics(run, "epoch")]
-    assert kept["held_out"] == max(line["held_out"] for line in lines)
-    assert run.evaluate("knn")["20-nn"] == kept["20-nn"] == lines[kept["epoch"]]["20-nn"]
+@pytest.mark.parametrize(("right", "kept"), [((20, 24, 23), 0), ((20, 32, 36), 2), ((20, 36, 32), 1)])
+def test_an_epoch_is_kept_only_if_it_is_better_than_the_start_beyond_the_interval(
+    right: tuple[int, ...],
+    kept: int,
+    bars: Path,
+    start: cmsf.Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judge_by(monkeypatch, right)
+    run = adapt("cmsf-sup", bars, start, tmp_path / "run", epochs=2, lr=0.003, evaluate_every=1)
+    (line,), lines = metrics(run, "kept"), [*metrics(run, "start"), *metrics(run, "epoch")]
+    assert [line["view_agreement"] for line in lines] == [100 * count / 50 for count in right]
+    assert (line["epoch"], line["view_agreement"]) == (kept, 100 * right[kept] / 50)
+    assert run.evaluate("knn")["20-nn"] == line["20-nn"] == lines[kept]["20-nn"]
+
+
+def judge_by(monkeypatch: pytest.MonkeyPatch, right: tuple[int, ...]) -> None:
+    """Lets so many of fifty images that judge be right, at the start and after each epoch."""
+    measured = iter((torch.arange(50) < count).double() for count in right)
+    monkeypatch.setattr(ViewAgreement, "__call__", lambda self, extractor: next(measured))
 
 
 def test_a_classifier_that_is_trained_along_is_of_the_kept_epoch(
     bars: Path, start: cmsf.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scores = iter((10.0, 20.0, 40.0, 30.0))
-    monkeypatch.setattr(LabelledQueries, "__call__", lambda self, features: next(scores))
+    judge_by(monkeypatch, (5, 20, 40, 30))
     run = adapt("xent", bars, start, tmp_path / "run", epochs=3, lr=0.02, evaluate_every=1)
     (kept,) = metrics(run, "kept")
-    assert (kept["epoch"], kept["held_out"]) == (2, 40.0)
+    assert (kept["epoch"], kept["view_agreement"]) == (2, 80.0)
     assert run.evaluate("classifier")["classifier"] == kept["classifier"]
 
 
 def test_labels_that_judge_are_a_fifth_of_each_class_and_never_seen_by_training() -> None:
-    data = cmsf_noise()
-    label = torch.arange(72) % 3
+    data = cmsf_noise(600)
+    label = torch.arange(600) % 3
     label[label == 2] = -1
     label[2] = 2  # a class with one label
     data = cmsf_replace_label(data, label)
-    recipe = resolved(data, constraint="label", keep="best")
-    training, judge = split_labels(recipe, data)
+    training, judge = split_labels(resolved(data, constraint="label", keep="best"), data)
     assert judge is not None
-    queries = judge.score
+    queries = judge.measure
     assert isinstance(queries, LabelledQueries)
-    asked = {queries.images.paths[i] for i in queries.asks.nonzero()[:, 0].tolist()}
+    asked, voters = (
+        {queries.images.paths[i] for i in chosen.nonzero()[:, 0].tolist()} for chosen in (queries.asks, queries.votes)
+    )
     hidden = {data.train.paths[i] for i in ((label != -1) & (training.train.label == -1)).nonzero()[:, 0].tolist()}
-    assert asked == hidden
-    assert [int((label[[int(path) for path in asked]] == number).sum()) for number in range(3)] == [5, 5, 0]
+    known = {data.train.paths[i] for i in (label != -1).nonzero()[:, 0].tolist()}
+    assert (asked, voters) == (hidden, known - hidden)
+    assert [int((label[[int(path) for path in asked]] == number).sum()) for number in range(3)] == [40, 40, 0]
+    assert judge.note.startswith("80 of 401 labels judge the epochs and are not trained with")
     unchanged, judge = split_labels(resolved(data, constraint="companion", keep="best"), data)
     assert unchanged is data
     assert judge is not None
-    assert judge.score.asks.all()
+    assert (int(judge.measure.asks.sum()), judge.measure.votes.all()) == (400, True)  # the one label has no other
     assert split_labels(resolved(data, keep="last"), data) == (data, None)
+
+
+@pytest.mark.parametrize(("images", "labels", "constraint"), [(600, 57, "label"), (72, 72, "label"), (72, 9, "none")])
+def test_where_labels_are_few_none_is_held_out_and_views_judge(images: int, labels: int, constraint: str) -> None:
+    data = cmsf_noise(images)
+    label = torch.arange(images) % 3
+    label[labels:] = -1
+    data = cmsf_replace_label(data, label)
+    unchanged, judge = split_labels(resolved(data, constraint=constraint, keep="best"), data)
+    assert unchanged is data
+    assert judge is not None
+    assert judge.name == "view_agreement"
+
+
+def test_five_thousand_labels_at_most_judge_and_the_others_vote(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cmsf.training.best_weights._MOST", 60)
+    data = cmsf_noise(600)
+    for constraint, voters in (("companion", 600), ("label", 480)):
+        _, judge = split_labels(resolved(data, constraint=constraint, keep="best"), data)
+        assert judge is not None
+        assert (int(judge.measure.asks.sum()), int(judge.measure.votes.sum())) == (60, voters)
 
 
 def cmsf_replace_label(data: Any, label: torch.Tensor) -> Any:
@@ -259,20 +300,23 @@ def cmsf_replace_label(data: Any, label: torch.Tensor) -> Any:
     return replace(data, train=replace(data.train, label=label))
 
 
-def test_held_out_accuracy_is_the_vote_of_the_nearest_others() -> None:
-    data = cmsf_noise()
-    _, judge = split_labels(resolved(data, keep="best"), data)
+@pytest.mark.parametrize("constraint", ["companion", "label"])
+def test_held_out_accuracy_is_the_vote_of_the_nearest_others(constraint: str) -> None:
+    data = cmsf_noise(300)
+    _, judge = split_labels(resolved(data, constraint=constraint, keep="best"), data)
     assert judge is not None
-    queries = judge.score
+    queries = judge.measure
     network = torch.nn.Sequential(torch.nn.AvgPool2d(3), torch.nn.Flatten())
     features = FeatureExtractor(network, Preprocessing(12))
-    vectors = features(queries.images).numpy()
-    right = 0
-    for i in range(len(vectors)):
-        order = sorted((j for j in range(len(vectors)) if j != i), key=lambda j: (-float(vectors[i] @ vectors[j]), j))
-        votes = np.bincount(queries.images.label.numpy()[order[:20]], minlength=3)
-        right += int(votes.argmax() == int(queries.images.label[i]))
-    assert queries(features) == pytest.approx(100 * right / len(vectors))
+    vectors, label = features(queries.images).numpy(), queries.images.label.numpy()
+    right = []
+    for i in queries.asks.nonzero()[:, 0].tolist():
+        voters = [j for j in queries.votes.nonzero()[:, 0].tolist() if j != i]
+        order = sorted(voters, key=lambda j: (-float(vectors[i] @ vectors[j]), j))[:20]
+        votes = np.bincount(label[order], np.exp(vectors[order] @ vectors[i] / 0.07), minlength=3)
+        right.append(float(votes.argmax() == label[i]))
+    assert queries(features).tolist() == right
+    assert 0 < sum(right) < len(right)
 
 
 def test_a_bare_method_with_weights_is_adapt_and_a_run_that_is_there_keeps_its_scale(
@@ -338,8 +382,8 @@ def test_view_agreement_counts_the_neighbours_that_two_crops_share() -> None:
             for view in (first, second)
         ]
         shares.append(len(near[0] & near[1]) / 20)
-    assert found == pytest.approx(100 * np.mean(shares))
-    assert 0 < found < 100
+    assert found.tolist() == pytest.approx(shares)
+    assert 0 < np.mean(shares) < 1
 
 
 def test_commands_take_weights_instead_of_a_run(
@@ -369,6 +413,90 @@ def test_commands_take_weights_instead_of_a_run(
     ):
         assert main(arguments) == 2
         assert message in capsys.readouterr().err
+
+
+CHANGE = {"20-nn_change": 4.0, "20-nn_change_low": 1.0, "20-nn_change_high": 7.0}
+
+
+@pytest.mark.parametrize(
+    ("start", "epochs", "kept", "said"),
+    [
+        ({}, [{"20-nn": 64.0}], {}, ""),  # of an earlier version, which did not measure its start
+        ({"loss": 1.0}, [{"loss": 1.0}], {}, ""),
+        ({"20-nn": 60.0}, [], {}, "20-NN 60.00 % at the start; no epoch was measured yet."),
+        (
+            {"20-nn": 60.0},
+            [{"20-nn": 64.0} | CHANGE],
+            {},
+            "20-NN 60.00 → 64.00 % (+4.00, 95 % interval +1.00 to +7.00): better than the start.",
+        ),
+        (
+            {"20-nn": 60.0, "held_out": 50.0},
+            [{"20-nn": 64.0, "held_out": 55.0} | CHANGE, {"20-nn": 58.0, "held_out": 54.0}],
+            {"epoch": 1, "20-nn": 64.0, "held_out": 55.0} | CHANGE,
+            "20-NN 60.00 → 64.00 % (+4.00, 95 % interval +1.00 to +7.00): better than the start; "
+            "epoch 1 of 5 was kept.",
+        ),
+        (
+            {"20-nn": 60.0, "held_out": 50.0},
+            [{"20-nn": 64.0, "held_out": 51.0} | CHANGE, {"20-nn": 58.0, "held_out": 49.0}],
+            {"epoch": 0, "20-nn": 60.0, "held_out": 50.0},
+            "The starting weights were kept: no epoch was clearly better. The best other, epoch 1: held-out labels "
+            "50.00 → 51.00 %; 20-NN 60.00 → 64.00 % (+4.00, 95 % interval +1.00 to +7.00): better than the start.",
+        ),
+        (
+            {"view_agreement": 40.0},
+            [{"view_agreement": 45.0}],
+            {"epoch": 1, "view_agreement": 45.0},
+            "Agreement of views 40.00 → 45.00 %, no labels to measure k-NN by; epoch 1 of 5 was kept.",
+        ),
+        (
+            {"held_out": 40.0},
+            [{"held_out": 45.0}],
+            {"epoch": 0, "held_out": 40.0},
+            "The starting weights were kept: no epoch was clearly better. The best other, epoch 1: held-out labels "
+            "40.00 → 45.00 %, no labelled test images to measure k-NN by.",
+        ),
+    ],
+)
+def test_the_first_line_of_the_page_says_what_became_of_the_start(
+    start: dict[str, float], epochs: list[dict[str, float]], kept: dict[str, float], said: str
+) -> None:
+    lines = [{"epoch": number} | line for number, line in enumerate(epochs)]
+    assert headline(LoggedMetrics({"epoch": 0} | start if start else {}, lines, kept), 5) == said
+
+
+def test_the_first_line_of_a_run_without_training_has_the_interval_that_was_evaluated() -> None:
+    logged = LoggedMetrics({"epoch": 0, "20-nn": 60.0})
+    assert headline(logged, 0) == "20-NN 60.00 % of the starting weights, no training."
+    evaluated = Estimate(60.0, 55.0, 64.5)
+    said = "20-NN 60.00 % (95 % interval 55.00 to 64.50) of the starting weights, no training."
+    assert headline(logged, 0, evaluated) == said
+
+
+def test_tiles_are_of_the_epoch_that_was_kept_beside_the_start() -> None:
+    lines = [{"epoch": 0, "20-nn": 64.0}, {"epoch": 1, "20-nn": 58.0}]
+    start = {"epoch": 0, "20-nn": 60.0}
+    tiles = [
+        figure_tiles(LoggedMetrics(start, lines, kept), 2, votes=900)[0]
+        for kept in ({}, {"epoch": 1, "20-nn": 64.0}, {"epoch": 0, "20-nn": 60.0})
+    ]
+    votes = "; votes: the true labels of all 900 training images, not those training had"
+    assert [(tile.label, tile.value, tile.note.removesuffix(votes)) for tile in tiles] == [
+        ("20-NN", "58.00 %", "after epoch 2; 60.00 % at the start"),
+        ("20-NN", "64.00 %", "after epoch 1 of 2, which was kept; 60.00 % at the start"),
+        ("20-NN", "60.00 %", "of the starting weights, which were kept; 58.00 % after epoch 2"),
+    ]
+    assert all(tile.note.endswith(votes) for tile in tiles)
+
+
+def test_the_figure_of_a_run_is_that_of_the_epoch_it_kept(
+    bars: Path, start: cmsf.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge_by(monkeypatch, (20, 36, 32))
+    run = adapt("xent", bars, start, tmp_path / "run", epochs=2, lr=0.02, evaluate_every=1)
+    kept, cost = metrics(run, "kept")[0], run_cost(run.folder)
+    assert (cost.reached["20-nn"].per_cent, cost.reached["20-nn"].epochs) == (kept["20-nn"], 2)
 
 
 def test_the_report_begins_with_what_became_of_the_start(bars: Path, start: cmsf.Run, tmp_path: Path) -> None:

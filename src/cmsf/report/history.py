@@ -8,31 +8,30 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cmsf.analysis.neighbourhood import HISTOGRAM_TO
 from cmsf.evaluation.metrics import Estimate
 from cmsf.recipes import get_recipe
 from cmsf.recipes.recipe import AUTO, Recipe, ResolvedRecipe
 from cmsf.report.contents import ResultTable, RunReport, Setting, Stat
+from cmsf.report.headline import figure_tiles, headline
+from cmsf.report.logged_metrics import LoggedMetrics
 from cmsf.report.plots import EpochLines, training_plots
 from cmsf.runs.cost import RunCost, run_cost
-from cmsf.runs.log import epoch_lines
 from cmsf.runs.run import Run
-from cmsf.training.validation import KNN, describe_change
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import read_json
-from cmsf.utils.numbers import is_measurement
-from cmsf.utils.text import escape_unprintable, format_duration
+from cmsf.utils.text import format_duration
 
 
 def collect_history(run: Run) -> RunReport:
     """Returns the report of a run as far as its files go: all there is while it is being trained."""
-    epochs, notes, cost, votes = _epochs(run), [], None, 0
-    results = []
+    logged, notes, cost, votes = LoggedMetrics.read(run), [], None, 0
+    results: dict[str, ResultTable] = {}
     for file in sorted(run.folder.results.glob("*.json")):
         try:
-            results.append(_result(file))
+            results[file.stem] = _result(file)
         except BadInput as error:
             notes.append(str(error))
+    epochs, evaluated = logged.epochs, results.get("knn")
     try:
         cost = run_cost(run.folder) if epochs else None
         votes = run.folder.listing().votes_beyond_labels() if epochs else 0
@@ -42,10 +41,10 @@ def collect_history(run: Run) -> RunReport:
         name=run.recipe.name,
         path=str(run.path),
         state=_state(run, len(epochs)),
-        answer=_answer(run, epochs),
-        summary=(*_image_count(run, cost), *_summary(epochs, votes)),
-        plots=tuple(training_plots(epochs)),
-        results=tuple(results),
+        answer=headline(logged, run.recipe.epochs, None if evaluated is None else evaluated.figures.get("20-NN")),
+        summary=(*_image_count(run, cost), *figure_tiles(logged, run.recipe.epochs, votes), *_last_epoch(epochs)),
+        plots=tuple(training_plots(epochs, logged.start)),
+        results=tuple(results.values()),
         compute={} if cost is None else _cost(cost),
         recipe=_settings(run.recipe),
         environment={name: _text(value) for name, value in run.folder.environment().items()},
@@ -53,24 +52,6 @@ def collect_history(run: Run) -> RunReport:
         epochs=epochs,
         spent=cost,
     )
-
-
-def _epochs(run: Run) -> list[dict[str, Any]]:
-    if not run.folder.metrics_file.exists():
-        return []
-    epochs = list(epoch_lines(run.folder.metrics_file))
-    if not all(type(line.get("epoch")) is int and 0 <= line["epoch"] < run.recipe.epochs for line in epochs):
-        raise BadInput(f"{run.folder.metrics_file} has epochs that are not those of its recipe")
-    return [_valid_fields(line) for line in epochs]
-
-
-def _valid_fields(line: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields that can be drawn: somebody else may have written the line."""
-    counts = line.pop("rank_histogram", None)
-    valid: dict[str, Any] = {escape_unprintable(name): value for name, value in line.items() if is_measurement(value)}
-    if isinstance(counts, list) and all(type(count) is int and 0 <= count < 2**53 for count in counts):
-        valid["rank_histogram"] = counts[:HISTOGRAM_TO]
-    return valid
 
 
 def _state(run: Run, epochs: int) -> str:
@@ -90,18 +71,9 @@ def _image_count(run: Run, cost: RunCost | None) -> list[Stat]:
     return [Stat("training images", f"{cost.images:,}", note)]
 
 
-def _summary(epochs: EpochLines, votes: int) -> list[Stat]:
-    """Returns the last accuracy and the other numbers of the last epoch.
-
-    votes: the training images whose true labels k-NN voted with, where training had others.
-    """
+def _last_epoch(epochs: EpochLines) -> list[Stat]:
+    """Returns the loss and the neighbours of the last epoch."""
     stats = []
-    validated = [line for line in epochs if isinstance(line.get("20-nn"), float)]
-    if validated:
-        first, last = validated[0], validated[-1]
-        before = f"; {first['20-nn']:.2f} % after epoch {first['epoch'] + 1}" if len(validated) > 1 else ""
-        by = f"; votes: the true labels of all {votes:,} training images, not those training had" if votes else ""
-        stats.append(Stat("20-NN", f"{last['20-nn']:.2f} %", f"after epoch {last['epoch'] + 1}{before}{by}"))
     for line in epochs[-1:]:
         if isinstance(line.get("loss"), float):
             stats.append(Stat("loss", f"{line['loss']:.3f}", f"mean of epoch {line['epoch'] + 1}"))
@@ -112,20 +84,6 @@ def _summary(epochs: EpochLines, votes: int) -> list[Stat]:
         if isinstance(line.get("rank_median"), float):
             stats.append(Stat("median rank", f"{line['rank_median']:.0f}", "in M, of C's last neighbour"))
     return stats
-
-
-def _answer(run: Run, epochs: EpochLines) -> str:
-    """Returns k-NN at the start and of the epoch that is kept, and whether that is better."""
-    kept = [] if not epochs else [_valid_fields(line) for line in epoch_lines(run.folder.metrics_file, "kept")]
-    judged = [line for line in (*epochs, *kept) if f"{KNN}_change" in line]
-    if kept and kept[-1].get("epoch") == 0:
-        return "The starting weights were kept: no epoch was better."
-    if not judged:
-        return ""
-    try:
-        return f"{describe_change(judged[-1])}."
-    except KeyError:  # somebody else may have written the line
-        return ""
 
 
 def _cost(cost: RunCost) -> dict[str, str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import cycle
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from warnings import catch_warnings, filterwarnings
 
@@ -190,6 +191,14 @@ _ACCURACY_AND_NEIGHBOURS = (
         {"1-NN": "1-nn", "20-NN": "20-nn", "20-NN, weighted": "20-nn weighted", "its own classifier": "classifier"},
     ),
     _Curves(
+        CURVES,
+        "judged",
+        "What the best epoch is chosen by",
+        "per cent",
+        "Training images classified by others of them, or the neighbours that two views of an image share.",
+        {"held-out labels": "held_out", "agreement of views": "view_agreement"},
+    ),
+    _Curves(
         RELATED,
         "purity",
         "Purity of neighbours",
@@ -253,26 +262,29 @@ _PSEUDO_LABELS_AND_HEALTH = (
 )
 
 
-def training_plots(epochs: EpochLines) -> list[Plot]:
-    """Plots the log of a run; what was never logged is not drawn."""
+def training_plots(epochs: EpochLines, start: Mapping[str, Any] = MappingProxyType({})) -> list[Plot]:
+    """Plots the log of a run; what was never logged is not drawn. start: the figures of the starting weights."""
     if not epochs:
         return []
     parts = {name.removeprefix("loss_"): name for name in epochs[-1] if name.startswith("loss_")}
     keys = {"loss": "loss"} | (parts if len(parts) > 1 else {})
     loss = _Curves(CURVES, "loss", "Loss", "loss", "Mean over the steps of an epoch.", keys)
     return [
-        *_plot_curves(epochs, (loss, *_ACCURACY_AND_NEIGHBOURS)),
+        *_plot_curves(epochs, (loss, *_ACCURACY_AND_NEIGHBOURS), start),
         *_plot_rank_histograms(epochs),
-        *_plot_curves(epochs, _PSEUDO_LABELS_AND_HEALTH),
+        *_plot_curves(epochs, _PSEUDO_LABELS_AND_HEALTH, start),
     ]
 
 
-def _plot_curves(epochs: EpochLines, plots: Sequence[_Curves]) -> Iterator[Plot]:
+def _plot_curves(epochs: EpochLines, plots: Sequence[_Curves], start: Mapping[str, Any]) -> Iterator[Plot]:
     for plot in plots:
-        columns = {name: [line.get(key) for line in epochs] for name, key in plot.keys.items()}
+        measured = [(line["epoch"] + 1, line) for line in epochs]
+        if any(key in start for key in plot.keys.values()):
+            measured.insert(0, (0, start))
+        columns = {name: [line.get(key) for _, line in measured] for name, key in plot.keys.items()}
         lines = {name: values for name, values in columns.items() if any(value is not None for value in values)}
         if lines:
-            figure = line_plot([line["epoch"] + 1 for line in epochs], lines, "epoch", plot.ylabel, plot.share)
+            figure = line_plot([epoch for epoch, _ in measured], lines, "epoch", plot.ylabel, plot.share)
             yield Plot(plot.section, plot.name, plot.title, plot.caption, figure)
 
 

@@ -24,7 +24,7 @@ from cmsf.method.losses import EXTRA, SUPPORT
 from cmsf.models.backbones import Stem, feature_width, make_backbone
 from cmsf.recipes.recipe import ResolvedRecipe
 from cmsf.runs.folder import RunFolder
-from cmsf.runs.log import epoch_lines
+from cmsf.runs.log import epoch_lines, kept_line
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import expand_user, file_version, read_json
 from cmsf.utils.numbers import is_integer, is_measurement
@@ -73,7 +73,7 @@ class RunCost(ImageCounts):
 
     clean_views: what the offline cache of pseudo-labels adds; None without one.
     seconds: of training, without evaluations and pauses; None where the log does not say it of every epoch.
-    reached: by name: the last k-NN in the log, and evaluations in results/.
+    reached: by name: k-NN in the log, of the epoch that was kept or the last one, and evaluations in results/.
     """
 
     recipe: ResolvedRecipe
@@ -136,6 +136,7 @@ def run_cost(run: str | Path | RunFolder) -> RunCost:
         rate = line.get("images_per_second")
         seconds.append(steps * recipe.batch_size / rate if is_measurement(rate) and rate > 0 else math.inf)
         reached |= _reached(line, KNN_CLASSIFIERS, epochs)
+    reached |= _reached(kept_line(folder.metrics_file, recipe.epochs), KNN_CLASSIFIERS, epochs)
     complete = len(seconds) == epochs and math.isfinite(sum(seconds))
     return RunCost(
         **vars(counts),

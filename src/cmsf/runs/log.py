@@ -20,7 +20,11 @@ from torch.utils.tensorboard.summary import scalar
 
 from cmsf.utils.errors import BadInput
 from cmsf.utils.files import FullDisk, check_regular_file, detect_full_disk, make_folder, open_regular_file
+from cmsf.utils.numbers import is_integer
 
+START, KEPT = "start", "kept"
+"""Kinds of lines beside those of steps and epochs: the weights before the first step, and those of the epoch that is
+kept."""
 TIMING_FIELDS = ("images_per_second", "pseudo_cost")
 """Fields that differ between two runs which compute the same."""
 _LONGEST_LINE = 1 << 20
@@ -187,6 +191,21 @@ def epoch_lines(path: Path, kind: str = "epoch") -> Iterator[dict[str, Any]]:
                 if not isinstance(values, dict):
                     raise BadInput(f"{path} has a line that is not a JSON object; it is not what cmsf train wrote")
                 yield values
+
+
+def start_line(path: Path) -> dict[str, Any]:
+    """Returns the figures of the starting weights; empty in the log of an earlier version."""
+    return next(epoch_lines(path, START), {})
+
+
+def kept_line(path: Path, epochs: int) -> dict[str, Any]:
+    """Returns the figures of the epoch whose weights the run has ended with; empty where that was not chosen, or not
+    yet. epochs: of the recipe."""
+    kept: dict[str, Any] = {}
+    for kept in epoch_lines(path, KEPT):
+        if not is_integer(kept.get("epoch")) or not 0 <= kept["epoch"] <= epochs:
+            raise BadInput(f"{path} keeps an epoch that is not one of its recipe")
+    return kept
 
 
 def _plain(value: Any) -> Any:

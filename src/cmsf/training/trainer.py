@@ -30,7 +30,7 @@ from cmsf.models.weights import save_weights
 from cmsf.recipes.recipe import ResolvedRecipe
 from cmsf.runs.checkpoint import CorruptCheckpoint
 from cmsf.runs.folder import RunFolder
-from cmsf.runs.log import MetricsLog, readable_epoch_lines
+from cmsf.runs.log import KEPT, START, MetricsLog, readable_epoch_lines
 from cmsf.training.batches import TrainingBatches
 from cmsf.training.best_weights import BestWeights, Judge
 from cmsf.training.checkpointer import Checkpointer
@@ -189,7 +189,7 @@ class Trainer:
     def _log_kept(self) -> None:
         """Logs which epoch the run ends with, and says what has become of the starting weights."""
         if self.best is not None:
-            self.world.run_on_main(lambda: self.log.write("kept", self.step, self.kept), None)
+            self.world.run_on_main(lambda: self.log.write(KEPT, self.step, self.kept), None)
             self.screen.print(self.best.describe(self.recipe.epochs))
         if f"{KNN}_change" in self.kept:
             self.screen.print(describe_change(self.kept))
@@ -207,7 +207,7 @@ class Trainer:
         figures: dict[str, float] = self.world.run_on_main(measure, {})
         line: dict[str, Any] = {"epoch": 0} | figures
         with self.checkpointer.full_disk_policy():
-            self.world.run_on_main(lambda: self.log.write("start", 0, line), None)
+            self.world.run_on_main(lambda: self.log.write(START, 0, line), None)
         self.kept = line
         self.screen.start(line)
         self.since_log = self.since_epoch = Throughput(self.step)
