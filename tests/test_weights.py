@@ -293,8 +293,9 @@ def test_a_run_starts_from_a_file_and_says_so_wherever_it_is_asked(
 
 
 def test_a_run_takes_tensors_in_order_says_what_it_left_out_and_can_be_fine_tuned(
-    bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # where runs/ is
     state = weights_of("small-residual")
     other = {f"net.{number}": value for number, value in enumerate(state.values())} | {"fc.weight": torch.zeros(3, 128)}
     command = ["train", "msf-small", "--data", str(bars), "--out", str(tmp_path / "run"), "--epochs", "1"]
@@ -307,6 +308,10 @@ def test_a_run_takes_tensors_in_order_says_what_it_left_out_and_can_be_fine_tune
     counted = {name: value for name, value in state.items() if value.ndim}
     assert run.folder.environment()["init_sha256"] == PretrainedWeights("", counted).sha256
     assert "starting weights" in run.references()
+    weights = ["--init", str(tmp_path / "weights.pt"), "--init-by-order", "--backbone", "small-residual", "--size", "16"]
+    assert main(["embed", *weights, "--data", str(bars), "--out", str(tmp_path / "features.npz")]) == 0
+    assert main(["evaluate", str(run.path), "--init-by-order"]) == 2
+    assert "--init-by-order is for weights without a run; add --init" in capsys.readouterr().err
     classifier = cmsf.finetune(run.path, tune="linear", quiet=True)
     assert not classifier.recipe.init_by_order
 

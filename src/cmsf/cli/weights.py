@@ -12,12 +12,13 @@ _OF_WEIGHTS = ("backbone", "size")
 
 
 def add_weights_flags(parser: Parser) -> None:
-    """Adds --init, --backbone and --size, for `apply_weights`."""
+    """Adds --init and what belongs to it, for `apply_weights`."""
     parser.add_options(
         {
             "--init WEIGHTS": "instead of a RUN: weights as they are, a timm name or a file, on the images of --data; "
             "a run of them is made in runs/",
             "--backbone NAME": "with --init: timm's name of the network, where the weights do not say it",
+            "--init-by-order": "with --init: take the tensors of the file in their order, under whatever names",
             "--size N": "with --init: pixels of a view (default: auto)",
         }
     )
@@ -27,9 +28,10 @@ def apply_weights(chosen: argparse.Namespace) -> None:
     """Puts a run of the weights of --init where a RUN would be named, beside those that are."""
     named = chosen.runs if hasattr(chosen, "runs") else [run for run in (chosen.run,) if run is not None]
     settings = {name: parse_value(name, text) for name in _OF_WEIGHTS if (text := getattr(chosen, name)) is not None}
+    settings |= {"init_by_order": True} if chosen.init_by_order else {}
     if chosen.init is None:
         if settings:
-            raise BadInput(f"--{min(settings)} is for weights without a run; add --init, or leave it out")
+            raise BadInput(f"--{min(settings).replace('_', '-')} is for weights without a run; add --init, or leave it out")
         if not named:
             command = chosen.command.__module__.rpartition(".")[2]
             raise BadInput(f"the following arguments are required: RUN; see cmsf {command} --help")
