@@ -308,7 +308,15 @@ def test_a_run_takes_tensors_in_order_says_what_it_left_out_and_can_be_fine_tune
     counted = {name: value for name, value in state.items() if value.ndim}
     assert run.folder.environment()["init_sha256"] == PretrainedWeights("", counted).sha256
     assert "starting weights" in run.references()
-    weights = ["--init", str(tmp_path / "weights.pt"), "--init-by-order", "--backbone", "small-residual", "--size", "16"]
+    weights = [
+        "--init",
+        str(tmp_path / "weights.pt"),
+        "--init-by-order",
+        "--backbone",
+        "small-residual",
+        "--size",
+        "16",
+    ]
     assert main(["embed", *weights, "--data", str(bars), "--out", str(tmp_path / "features.npz")]) == 0
     assert main(["evaluate", str(run.path), "--init-by-order"]) == 2
     assert "--init-by-order is for weights without a run; add --init" in capsys.readouterr().err

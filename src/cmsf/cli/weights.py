@@ -31,7 +31,9 @@ def apply_weights(chosen: argparse.Namespace) -> None:
     settings |= {"init_by_order": True} if chosen.init_by_order else {}
     if chosen.init is None:
         if settings:
-            raise BadInput(f"--{min(settings).replace('_', '-')} is for weights without a run; add --init, or leave it out")
+            raise BadInput(
+                f"--{min(settings).replace('_', '-')} is for weights without a run; add --init, or leave it out"
+            )
         if not named:
             command = chosen.command.__module__.rpartition(".")[2]
             raise BadInput(f"the following arguments are required: RUN; see cmsf {command} --help")
