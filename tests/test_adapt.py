@@ -166,7 +166,7 @@ def test_a_batch_in_parts_takes_the_step_of_the_whole_batch(constraint: str, ext
         for step in range(4):
             index = torch.randperm(72, generator=torch.Generator().manual_seed(step))[:24]
             outputs.append(learner.step(WholeBatch(index, 0, step, images[index]), 0.9)[1])
-    assert [float(output.loss) for output in outputs[:4]] == pytest.approx(
+    assert [float(output.loss.detach()) for output in outputs[:4]] == pytest.approx(
         [float(output.loss) for output in outputs[4:]]
     )
     whole, parts = (learner.encoders.state_dict() for learner in learners)
