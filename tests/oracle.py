@@ -70,3 +70,38 @@ def loss(prediction: Tensor, rows: Rows, sets: list[list[int]]) -> Tensor:
                 mean = mean + rows.embedding[j] / len(neighbours)
             terms.append(2 - 2 * (prediction[i] * mean).sum())
     return torch.stack(terms).mean()
+
+
+def constrained_nce(
+    prediction: Tensor, query: Rows, rows: Rows, sets: list[list[int]], related: list[list[int]], temperature: float
+) -> Tensor:
+    """−log exp(v·z̄/τ) / (exp(v·z̄/τ) + Σ_{j ∈ N_i} exp(v·u_j/τ)), z̄ the mean of S_i, over queries with neighbours.
+
+    related: the rows whose images are no negatives of each query.
+    """
+    terms = []
+    for i, neighbours in enumerate(sets):
+        if not neighbours:
+            continue
+        left_out = {int(rows.index[j]) for j in related[i]} | {int(query.index[i])}
+        mean = sum(rows.embedding[j] for j in neighbours) / len(neighbours)
+        pull = (prediction[i] @ mean / temperature).exp()
+        others = [j for j in range(len(query)) if int(query.index[j]) not in left_out]
+        push = sum((prediction[i] @ query.embedding[j] / temperature).exp() for j in others)
+        terms.append(-(pull / (pull + push)).log())
+    return torch.stack(terms).mean()
+
+
+def uniformity(v: Tensor) -> Tensor:
+    """log of the mean over pairs i ≠ j of exp(−2 ‖v_i − v_j‖²)."""
+    pairs = [(i, j) for i in range(len(v)) for j in range(len(v)) if i != j]
+    return (sum((-2 * ((v[i] - v[j]) ** 2).sum()).exp() for i, j in pairs) / len(pairs)).log()
+
+
+def koleo(v: Tensor) -> Tensor:
+    """−1/n Σ_i log min_{j≠i} ‖v_i − v_j‖."""
+    logs = []
+    for i in range(len(v)):
+        apart = [((v[i] - v[j]) ** 2).sum().sqrt() for j in range(len(v)) if j != i]
+        logs.append(min(apart, key=lambda distance: float(distance.detach())).log())
+    return -sum(logs) / len(logs)

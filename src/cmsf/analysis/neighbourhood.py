@@ -50,13 +50,13 @@ def neighbourhood_stats(
     """Compares S_i with as many neighbours out of the whole bank (Figure "Purity", Table 1 right)."""
     row = neighbours.row
     if row is None:  # S_i is all of C_i, which was not listed
-        row = _nearest(query, bank, constraint, max(1, int(neighbours.count.max())), include_query)
+        row = _nearest(query, bank, constraint, bank.agree(max(1, int(neighbours.count.max()))), include_query)
     everywhere = _nearest(query, bank, Unconstrained(), row.shape[1], include_query)
     everywhere = everywhere.masked_fill(row == UNKNOWN, UNKNOWN)
     rank = rank_of_last(query, bank, row)
     as_far = torch.full((len(query),), torch.nan, dtype=torch.float64)
     if len(rank) and neighbours.row is not None:  # all of C may reach to the end of the bank
-        as_far = _purity_to(query, bank, median_rank(rank), truth)
+        as_far = _purity_to(query, bank, bank.agree(median_rank(rank)), truth)
     return NeighbourhoodStats(
         purity(query, bank.index, everywhere, truth), purity(query, bank.index, row, truth), rank, as_far
     )

@@ -111,6 +111,17 @@ class MemoryBank(nn.Module):
         tied_before = ((similarity == level) & (rows.index < self.index[position][:, None])).sum(1)
         return 1 + self._sum_over_shards(nearer + tied_before)
 
+    def agree(self, number: int) -> int:
+        """Returns the main process's number: processes that round differently must gather rows of one width."""
+        return number
+
+    def companion_share(self) -> float:
+        """Returns the share of the rows in the whole bank that have a companion."""
+        rows = self.rows()
+        counts = torch.stack([(rows.exists & rows.has_companion).sum(), rows.exists.sum()])
+        having, existing = map(int, self._sum_over_shards(counts))
+        return having / max(1, existing)
+
     def _columns(self, similarity: Float[Tensor, "b n"], position: Int[Tensor, " b"]) -> Float[Tensor, "b 1"]:
         """Returns each query's similarity to the row at this position of the whole bank."""
         return similarity.gather(1, position[:, None])

@@ -27,8 +27,10 @@ from cmsf.method.losses import (
     NNCLR,
     PAWS,
     SECOND,
+    SPREADS,
     SUPPORT,
     THIRD,
+    ConstrainedNCE,
     CrossEntropy,
     FixMatch,
     InfoNCE,
@@ -37,6 +39,7 @@ from cmsf.method.losses import (
     Prototypes,
     SimCLR,
     SimSiam,
+    Spread,
     SupCon,
     SymmetricBYOL,
     Term,
@@ -49,7 +52,7 @@ from cmsf.models.heads import mlp
 from cmsf.models.precision import Precision
 from cmsf.models.sync_batchnorm import synchronize_batchnorm
 from cmsf.models.weights import PretrainedWeights, load_pretrained
-from cmsf.recipes.recipe import AUTO, Recipe, ResolvedRecipe
+from cmsf.recipes.recipe import AUTO, CONSTRAINED, Recipe, ResolvedRecipe
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.distributed import World
 from cmsf.utils.errors import BadInput
@@ -107,7 +110,13 @@ def _bank(loss_fn: Loss, world: World, sharded: bool) -> Callable[..., MemoryBan
 def make_loss(recipe: Recipe) -> Loss:
     temperature = recipe.temperature
     made: dict[str, Callable[[], Loss]] = {
-        "mean-shift": lambda: _mean_shift(recipe),
+        "mean-shift": lambda: MeanShift(_terms(recipe), recipe.extra_crops, recipe.companion_coverage, _spread(recipe)),
+        "constrained-nce": lambda: ConstrainedNCE(
+            _terms(recipe),
+            companion_coverage=recipe.companion_coverage,
+            spread=_spread(recipe),
+            temperature=temperature,
+        ),
         "cross-entropy": CrossEntropy,
         "supcon": lambda: SupCon(temperature, recipe.include_query),
         "prototypes": lambda: Prototypes(temperature),
@@ -125,13 +134,17 @@ def make_loss(recipe: Recipe) -> Loss:
     return made[recipe.objective]()
 
 
-def _mean_shift(recipe: Recipe) -> MeanShift:
+def _terms(recipe: Recipe) -> tuple[Term, ...]:
     k = None if recipe.k == "all" else recipe.k
     constraint = {"none": Unconstrained(), "label": SameLabel(), "companion": NearCompanion(recipe.companion_k)}
     plain_weight = 1.0 if recipe.constraint == "none" else recipe.unconstrained_weight
     plain = Term("unconstrained", Unconstrained(), k, plain_weight, recipe.include_query)
     constrained = Term("constrained", constraint[recipe.constraint], k, 1 - plain_weight, recipe.include_query)
-    return MeanShift(tuple(term for term in (plain, constrained) if term.weight > 0), recipe.extra_crops)
+    return tuple(term for term in (plain, constrained) if term.weight > 0)
+
+
+def _spread(recipe: Recipe) -> Spread | None:
+    return None if recipe.spread == "none" else Spread(SPREADS[recipe.spread], recipe.spread_weight)
 
 
 def recipe_backbone(recipe: ResolvedRecipe) -> nn.Module:
@@ -235,14 +248,14 @@ def _optimizer(recipe: ResolvedRecipe, encoders: Encoders) -> Optimizer:
 
 
 def _layer_groups(recipe: ResolvedRecipe, encoders: Encoders) -> list[dict[str, Any]]:
-    """Returns parameter groups with `lr_scale`, the share of the learning rate: 1 in the heads, less in each layer of
-    the backbone than in the one above it. Biases and norms are not decayed."""
+    """Returns parameter groups with `lr_scale`, the share of the learning rate: 1 in the heads and the backbone's last
+    layer, less in each layer than in the one above it. Biases and norms are not decayed."""
     backbone = encoders.online.backbone
     skip: Collection[str] = getattr(backbone, "no_weight_decay", tuple)()
     groups: list[dict[str, Any]] = param_groups_layer_decay(
         backbone, recipe.weight_decay, tuple(skip), layer_decay=recipe.layer_decay
     )
-    # timm's shares are of what follows the backbone, here the heads.
+    # timm's groups are of the backbone, with 1 in its last layer; the heads come beside them.
     in_backbone = {id(parameter) for parameter in backbone.parameters()}
     heads = [parameter for parameter in encoders.trainable_parameters() if id(parameter) not in in_backbone]
     for decay, chosen in (
@@ -281,7 +294,7 @@ def embeds_clean_views(recipe: Recipe, loss_fn: Loss) -> bool:
 
 
 def has_companions(recipe: Recipe) -> bool:
-    return recipe.objective == "mean-shift" and recipe.constraint == "companion"
+    return recipe.objective in CONSTRAINED and recipe.constraint == "companion"
 
 
 def _has_pseudo_labels(recipe: Recipe, loss_fn: Loss) -> bool:

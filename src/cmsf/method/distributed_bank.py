@@ -19,7 +19,16 @@ from cmsf.utils.distributed import World
 _VECTORS = ("embedding", "companion")
 
 
-class ReplicatedBank(MemoryBank):
+class DistributedBank(MemoryBank):
+    """What banks of several processes have in common."""
+
+    world: World
+
+    def agree(self, number: int) -> int:
+        return int(self.world.from_main(torch.tensor(number)))
+
+
+class ReplicatedBank(DistributedBank):
     """Every process holds all rows and searches for its share of the queries."""
 
     def __init__(self, world: World, size: int, dim: int, companion_dim: int | None = None, **options: Any) -> None:
@@ -34,7 +43,7 @@ class ReplicatedBank(MemoryBank):
         return Neighbours(row, self.world.gather(mine.count), self.world.gather(mine.mean))
 
 
-class ShardedBank(MemoryBank):
+class ShardedBank(DistributedBank):
     """Every process holds a shard of the embeddings and companions, and searches it for all queries.
 
     The results are merged, so they are those of one bank, while memory and time are divided. Slots are dealt out one by

@@ -184,7 +184,9 @@ class PseudoLabels(Supervision):
             nothing = torch.full_like(unlabelled.index, UNKNOWN)
             return PseudoLabelOutput(unlabelled.index, nothing, torch.zeros_like(nothing, dtype=torch.bool))
         confidence, label = self.classifier(unlabelled.embedding).max(1)
-        return PseudoLabelOutput(unlabelled.index, label, confidence >= self.threshold)
+        # Decided once: what is near to the threshold may be above it in one process and below in another.
+        label, confident = self.world.from_main(torch.stack([label, (confidence >= self.threshold).long()]))
+        return PseudoLabelOutput(unlabelled.index, label, confident.bool())
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ from os.path import exists, isfile  # which a name too long for a path does not 
 from cmsf.recipes.baselines import AT_PAPER_SCALE, BASELINES
 from cmsf.recipes.methods import OURS
 from cmsf.recipes.recipe import Recipe
-from cmsf.recipes.scales import SCALES
+from cmsf.recipes.scales import ADAPT, SCALES
 from cmsf.recipes.variants import VARIANTS
 from cmsf.utils.errors import BadInput, did_you_mean
 from cmsf.utils.files import expand_user
@@ -100,7 +100,7 @@ def get_recipe(name: str, small_images: bool | None = None, pretrained: bool = F
     parsed = RecipeName.parse(name)
     if parsed.scale is None and small_images is None:
         raise BadInput(f"{name} has no scale; use {' or '.join(f'{name}-{scale}' for scale in SCALES)}")
-    return parsed.recipe(parsed.scale or ("adapt" if pretrained else "small" if small_images else "standard"))
+    return parsed.recipe(parsed.scale or (ADAPT if pretrained else "small" if small_images else "standard"))
 
 
 def explain(name: str) -> str:

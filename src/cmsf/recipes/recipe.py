@@ -31,6 +31,8 @@ AMERICAN = {
     "unlabeled_weight": "unlabelled_weight",
 }
 """Fields that are taken in American spelling too; files are written in the British one."""
+CONSTRAINED = ("mean-shift", "constrained-nce")
+"""The losses whose neighbours a constraint chooses."""
 INPUT_SETTINGS = ("mean", "std", "interpolation", "crop_pct", "clean_crop")
 """What is done to images before a network sees them, beside their size: weights expect what they were trained with."""
 
@@ -46,7 +48,7 @@ class Recipe:
 
     # The loss
     objective: Literal[
-        "mean-shift", "cross-entropy", "supcon", "prototypes", "info-nce", "nnclr",
+        "mean-shift", "constrained-nce", "cross-entropy", "supcon", "prototypes", "info-nce", "nnclr",
         "byol", "simsiam", "simclr", "isd", "paws", "fixmatch",
     ] = option("mean-shift", "the loss; the others are baselines, with the settings that suit them")  # fmt: skip
     temperature: float = option(0.1, "softmax temperature of a contrastive loss", above=0)
@@ -60,6 +62,13 @@ class Recipe:
         "previous-epoch", "what a companion is: the cached embedding of the epoch before, or a third augmentation"
     )
     companion_k: int = option(5, "how many nearest companions make the constraint set (k')", minimum=1)
+    companion_coverage: float = option(
+        0.0,
+        "share of the bank's rows that must have a companion before companions constrain; until then any row is "
+        "related",
+        minimum=0,
+        maximum=1,
+    )
     k: int | Literal["all"] = option(
         5, "how many neighbours an image is pulled to; all: the whole constraint set", minimum=1
     )
@@ -67,6 +76,10 @@ class Recipe:
     unconstrained_weight: float = option(
         0.0, "weight of plain mean shift; the constrained term has 1 minus this", minimum=0, maximum=1
     )
+    spread: Literal["none", "uniformity", "koleo"] = option(
+        "none", "a term that keeps the predictions of a batch apart: uniformity (Wang and Isola), or KoLeo"
+    )
+    spread_weight: float = option(0.5, "its weight", minimum=0)
     bank_size: int | Auto = option(
         AUTO, "rows of the memory bank; auto: sized to the data; 0: none, for an objective that keeps none", minimum=0
     )
@@ -208,7 +221,7 @@ class Recipe:
     optimiser: Literal["sgd", "lars", "adamw"] = option(
         "sgd", "lars: each layer's step in proportion to its weights, for batches of thousands; adamw: for --init"
     )
-    lr: float = option(0.05, "learning rate", above=0)
+    lr: float = option(0.05, "learning rate", minimum=0)
     lr_schedule: Literal["cosine", "step"] = option(
         "cosine", "how the learning rate falls: to zero by a cosine, or to a tenth after each third of the epochs"
     )
@@ -241,7 +254,9 @@ class Recipe:
     # The run
     seed: int = option(0, "decides weights, order, views and splits", minimum=0, maximum=2**32 - 1)
     keep: Literal["last", "best"] = option(
-        "last", "which epoch's weights the run ends with; best: by k-NN on labels held out of training"
+        "last",
+        "which epoch's weights the run ends with, of those evaluated; best: by k-NN on labels, by a fifth of them held "
+        "out where training learns from labels, or by the agreement of views where labels are few",
     )
     evaluate_every: int = option(10, "epochs between k-NN evaluations; 0: at the end alone", minimum=0)
     checkpoint_every: int = option(1, "epochs between checkpoints", minimum=1)
@@ -294,11 +309,12 @@ class Recipe:
         """Returns the recipe with the values of a file."""
         if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
             raise BadInput(f"{origin} is not a recipe: it must be a list of `name: value` lines")
-        missing = set() if cls is Recipe else cls.__annotations__.keys() - values.keys() - ResolvedRecipe.usual().keys()
-        if missing:  # of what a run has settled
+        usual = ResolvedRecipe.usual()
+        missing = ResolvedRecipe.__annotations__.keys() - values.keys() - usual.keys()  # of what a run has settled
+        if missing and cls is not Recipe:
             raise BadInput(f"{origin} lacks {min(missing)}: another version of cmsf wrote it; train it again")
         try:
-            return cls(**asdict(Recipe().changed(values if cls is Recipe else ResolvedRecipe.usual() | values)))
+            return cls(**asdict(Recipe().changed(values if missing else usual | values)))
         except BadInput as error:
             raise BadInput(f"{origin}: {error}") from None
 

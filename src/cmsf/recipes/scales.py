@@ -63,4 +63,6 @@ def adapt() -> Recipe:
     )
 
 
-SCALES = {"small": small, "standard": standard, "adapt": adapt, "imagenet": imagenet}
+ADAPT = "adapt"
+"""The scale of runs that start from weights."""
+SCALES = {"small": small, "standard": standard, ADAPT: adapt, "imagenet": imagenet}

@@ -55,6 +55,21 @@ VARIANTS = {
     "top-all": Variant(
         "pulled to the mean of the whole class (supplement, ablations c)", {"k": "all", "keep": "last"}, _BY_CLASS
     ),
+    "spread": Variant(
+        "predictions of a batch are kept apart (uniformity, weight 0.5); ours, for short runs",
+        {"spread": "uniformity", "spread_weight": 0.5},
+        tuple(OURS),
+    ),
+    "nce": Variant(
+        "the pull has a contrast with unrelated images of the batch; ours, for short runs",
+        {"objective": "constrained-nce"},
+        tuple(OURS),
+    ),
+    "covered": Variant(
+        "companions constrain once nine of ten rows have one; ours, for short runs",
+        {"companion_coverage": 0.9},
+        ("cmsf-self",),
+    ),
     "without-target": Variant(
         "the image's own embedding is not among its neighbours or positives (supplement, ablations b and d)",
         {"include_query": False},

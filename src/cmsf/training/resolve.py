@@ -10,7 +10,7 @@ from cmsf.method.build import embeds_third_view, has_companions, make_loss
 from cmsf.method.losses import Loss
 from cmsf.models.backbones import feature_width, make_backbone, without_weights
 from cmsf.models.precision import Precision
-from cmsf.recipes.recipe import AUTO, Recipe, ResolvedRecipe
+from cmsf.recipes.recipe import AUTO, CONSTRAINED, Recipe, ResolvedRecipe
 from cmsf.utils.errors import BadInput
 from cmsf.utils.memory import available_memory
 
@@ -27,12 +27,15 @@ _PLENTY = 2**31
 _COPIES = 4
 """Of each weight: online, target, gradient and momentum."""
 _ONLY_FOR: dict[str, tuple[str, ...]] = {
-    "temperature": ("supcon", "prototypes", "info-nce", "nnclr", "simclr", "isd", "paws"),
+    "temperature": ("constrained-nce", "supcon", "prototypes", "info-nce", "nnclr", "simclr", "isd", "paws"),
     "target_temperature": ("isd",),
-    **dict.fromkeys(("constraint", "companions", "companion_k", "k", "unconstrained_weight"), ("mean-shift",)),
-    **dict.fromkeys(("pseudo_labels", "pseudo_cache", "pseudo_epochs", "pseudo_lr"), ("mean-shift",)),
-    "include_query": ("mean-shift", "supcon"),
-    "pseudo_threshold": ("mean-shift", "fixmatch"),
+    **dict.fromkeys(
+        ("constraint", "companions", "companion_k", "companion_coverage", "k", "unconstrained_weight"), CONSTRAINED
+    ),
+    **dict.fromkeys(("spread", "spread_weight"), CONSTRAINED),
+    **dict.fromkeys(("pseudo_labels", "pseudo_cache", "pseudo_epochs", "pseudo_lr"), CONSTRAINED),
+    "include_query": (*CONSTRAINED, "supcon"),
+    "pseudo_threshold": (*CONSTRAINED, "fixmatch"),
     "support_classes": ("paws",),
     "support_images": ("paws", "fixmatch"),
     "sharpening": ("paws",),
@@ -83,12 +86,16 @@ def _with_numbers(
     warmup = recipe.epochs // 20 if recipe.warmup_epochs == AUTO else recipe.warmup_epochs
     if warmup >= max(1, recipe.epochs):
         raise BadInput(f"--warmup-epochs {warmup} leaves nothing of --epochs {recipe.epochs}; use fewer, or auto")
-    if recipe.freeze_epochs > recipe.epochs and recipe.epochs:
-        raise BadInput(f"--freeze-epochs {recipe.freeze_epochs} exceeds --epochs {recipe.epochs}; use fewer")
-    if recipe.accumulate > 1 and not make_loss(recipe).linear_in_predictions:
+    if recipe.freeze_epochs >= recipe.epochs > 0:
         raise BadInput(
-            f"--accumulate {recipe.accumulate} is for losses that see a batch through the bank, and {recipe.objective} "
-            "compares its images with each other; use a smaller --batch-size"
+            f"--freeze-epochs {recipe.freeze_epochs} leaves none of --epochs {recipe.epochs} to train the backbone; "
+            "use fewer, or more --epochs"
+        )
+    if recipe.accumulate > 1 and not make_loss(recipe).linear_in_predictions:
+        other = f"--spread {recipe.spread}" if recipe.objective == "mean-shift" else recipe.objective
+        raise BadInput(
+            f"--accumulate {recipe.accumulate} is for losses that are linear in the predictions, as mean shift is, and "
+            f"{other} is not; leave one of them out"
         )
     if recipe.accumulate > 1 and (batch % recipe.accumulate or batch // recipe.accumulate < 2):
         raise BadInput(
@@ -171,6 +178,14 @@ def _check_settings_used(recipe: Recipe) -> None:
         if recipe.objective not in objectives and value != getattr(usual, name):
             flag = f"--{name.replace('_', '-')} {value}"
             raise BadInput(f"{recipe.objective} does not use {flag}; leave it out (it is for {', '.join(objectives)})")
+    if recipe.companion_coverage and recipe.constraint != "companion":
+        raise BadInput(f"--companion-coverage {recipe.companion_coverage} is for --constraint companion; leave it out")
+    if recipe.spread == "none" and recipe.spread_weight != usual.spread_weight:
+        raise BadInput(f"--spread-weight {recipe.spread_weight} is for --spread uniformity or koleo; add it")
+    if recipe.optimiser == "lars" and recipe.layer_decay != usual.layer_decay:
+        raise BadInput(f"lars does not use --layer-decay {recipe.layer_decay}; use 1, or another --optimiser")
+    if recipe.optimiser == "adamw" and recipe.sgd_momentum != usual.sgd_momentum:
+        raise BadInput(f"adamw does not use --sgd-momentum {recipe.sgd_momentum}; leave it out, or use --optimiser sgd")
     if recipe.objective == "paws" and recipe.support_classes in (0, 1):
         raise BadInput(
             f"paws tells classes apart, so --support-classes {recipe.support_classes} is invalid; use 2 or more"
@@ -195,7 +210,7 @@ def _bank_and_batch(recipe: Recipe, loss_fn: Loss, images: int) -> tuple[int, in
         raise BadInput(f"--batch-size {batch} exceeds the {images} images; use {_auto_batch(images, most)}, or auto")
     if batch > most:
         raise BadInput(f"--batch-size {batch} exceeds --bank-size {bank}, which must hold a batch; use {bank} or less")
-    if recipe.objective == "mean-shift":
+    if recipe.objective in CONSTRAINED:
         _check_neighbours(recipe, bank)
     return bank, batch
 
@@ -212,6 +227,10 @@ def _check_neighbours(recipe: Recipe, bank: int) -> None:
     if recipe.k == "all":
         if recipe.constraint == "none" or recipe.unconstrained_weight > 0:
             raise BadInput("--k all without a constraint pulls every image to the mean of the bank; use a number")
+        if recipe.objective == "constrained-nce" and recipe.constraint != "label":
+            raise BadInput(
+                "--k all with a contrast is for --constraint label, which says what is related; use a number"
+            )
     elif recipe.k > bank:
         raise BadInput(f"--k {recipe.k} exceeds the bank's {bank} rows; use {bank} or less")
     if recipe.constraint == "companion" and recipe.companion_k > bank:

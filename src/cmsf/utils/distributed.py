@@ -170,6 +170,14 @@ class World:
             for gradient, total in zip(bucket, flat.split([gradient.numel() for gradient in bucket]), strict=True):
                 gradient.copy_(total.view_as(gradient))
 
+    def from_main(self, tensor: Tensor) -> Tensor:
+        """Returns the main process's tensor, of the same shape on all: what decides is computed once."""
+        if self.alone:
+            return tensor
+        copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+        _communicate(dist.broadcast, copy, src=0)
+        return copy
+
     def broadcast(self, module: nn.Module) -> None:
         """Copies the main process's weights and buffers to all processes."""
         if self.alone:

@@ -13,17 +13,20 @@ from cmsf.method.losses.base import (
     ViewGroup,
 )
 from cmsf.method.losses.byol import SymmetricBYOL
+from cmsf.method.losses.constrained_nce import ConstrainedNCE
 from cmsf.method.losses.cross_entropy import CrossEntropy
 from cmsf.method.losses.fixmatch import FixMatch
 from cmsf.method.losses.info_nce import InfoNCE
 from cmsf.method.losses.isd import ISD
-from cmsf.method.losses.mean_shift import MeanShift, Term, constrained_mean_shift
+from cmsf.method.losses.mean_shift import MeanShift, constrained_mean_shift
 from cmsf.method.losses.nnclr import NNCLR
 from cmsf.method.losses.paws import PAWS
 from cmsf.method.losses.prototypes import Prototypes
 from cmsf.method.losses.simclr import SimCLR
 from cmsf.method.losses.simsiam import SimSiam
+from cmsf.method.losses.spread import SPREADS
 from cmsf.method.losses.supcon import SupCon
+from cmsf.method.losses.terms import Spread, Term
 
 __all__ = [
     "EXTRA",
@@ -32,8 +35,10 @@ __all__ = [
     "NNCLR",
     "PAWS",
     "SECOND",
+    "SPREADS",
     "SUPPORT",
     "THIRD",
+    "ConstrainedNCE",
     "CrossEntropy",
     "FixMatch",
     "InfoNCE",
@@ -45,6 +50,7 @@ __all__ = [
     "Prototypes",
     "SimCLR",
     "SimSiam",
+    "Spread",
     "SupCon",
     "SymmetricBYOL",
     "Term",

@@ -82,11 +82,14 @@ class LossOutput:
     parts: dict[str, Float[Tensor, ""]] = field(default_factory=dict)
     neighbours: Neighbours | None = None
     pseudo_labels: PseudoLabelOutput | None = None
+    companion_share: float | None = None
+    """Of the bank's rows, where companions constrain only from a share on."""
 
     def scalars(self) -> dict[str, float]:
         """Returns the loss and its parts as floats, by their names in the log."""
         named = {"loss": self.loss} | {f"loss_{name}": part for name, part in self.parts.items()}
-        return {name: float(loss.detach()) for name, loss in named.items()}
+        scalars = {name: float(loss.detach()) for name, loss in named.items()}
+        return scalars | ({} if self.companion_share is None else {"companion_share": self.companion_share})
 
 
 class Loss(ABC):

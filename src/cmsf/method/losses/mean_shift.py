@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from cmsf.method.bank import MemoryBank
-from cmsf.method.constraints import Constraint, SameLabel, Unconstrained
-from cmsf.method.losses.base import EXTRA, FIRST, SECOND, LoggedSearch, Loss, LossInput, LossOutput, ViewGroup
+from cmsf.method.constraints import Constraint, Unconstrained
+from cmsf.method.losses.base import LossInput
+from cmsf.method.losses.terms import NeighbourLoss, Term
 from cmsf.method.rows import Rows
 from cmsf.method.search import Neighbours, search
 
@@ -54,54 +55,20 @@ def constrained_mean_shift(
 
 
 @dataclass(frozen=True)
-class Term:
-    """One weighted term of the loss."""
-
-    name: str
-    constraint: Constraint
-    k: int | None
-    weight: float = 1.0
-    include_query: bool = True
-
-
-@dataclass(frozen=True)
-class MeanShift(Loss):
+class MeanShift(NeighbourLoss):
     """A weighted sum of constrained mean shifts; CMSF self is ½ without and ½ with the constraint.
 
     u enters the bank before the search, so k = 1 finds u itself: BYOL. With multi-crop, the
     predictions of all crops are averaged; the loss is linear in v, so this equals averaging the losses.
     """
 
-    terms: tuple[Term, ...]
-    extra_crops: int = 0
-
-    target = ((FIRST,),)
-    heads = frozenset({"projector", "predictor"})
-    selects_neighbours = True
-    linear_in_predictions = True
-    bank: ClassVar[Literal["before"]] = "before"
-
     @property
-    def online(self) -> tuple[ViewGroup, ...]:  # type: ignore[override]
-        small = tuple(range(EXTRA, EXTRA + self.extra_crops))
-        return ((SECOND,), small) if small else ((SECOND,),)
+    def linear_in_predictions(self) -> bool:  # type: ignore[override]
+        return self.spread is None
 
-    @property
-    def learns_from_labels(self) -> bool:  # type: ignore[override]
-        return any(isinstance(term.constraint, SameLabel) for term in self.terms)
-
-    @property
-    def logged_search(self) -> LoggedSearch:  # type: ignore[override]
-        """The neighbours of the last term, which is the constrained one where there are two."""
-        last = self.terms[-1]
-        return LoggedSearch(last.constraint, last.k, last.include_query)
-
-    def __call__(self, step: LossInput) -> LossOutput:
+    def term_losses(self, step: LossInput, terms: Sequence[Term]) -> list[tuple[Float[Tensor, ""], Neighbours]]:
         prediction = torch.stack([crop.prediction for crop in step.online.values()]).mean(0)
-        parts, neighbours = {}, None
-        for term in self.terms:
-            parts[term.name], neighbours = constrained_mean_shift(
-                prediction, step.query, step.bank, term.constraint, term.k, term.include_query
-            )
-        loss = torch.stack([term.weight * parts[term.name] for term in self.terms]).sum()
-        return LossOutput(loss, parts, neighbours)
+        return [
+            constrained_mean_shift(prediction, step.query, step.bank, term.constraint, term.k, term.include_query)
+            for term in terms
+        ]
