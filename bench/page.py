@@ -52,7 +52,7 @@ def _section(title: str, limit: str, name: str, found: Found | None) -> str:
     if found is None:
         return "\n".join([*lines, "Not measured yet."])
     load = found["machine"]["load before"] if isinstance(found["machine"], dict) else None
-    busy = f" The machine was not idle (load {load}): take these figures with care." if load and load > QUIET else ""
+    busy = f"\nThe machine was not idle (load {load}): take these figures with care." if load and load > QUIET else ""
     where = f"{found['begun'][:10]}, {found['machine']['cpu']}"
     lines += [f"Limit: {limit}.", f"File: [{name}](results/bench/{name}.json), {where}.{busy}", ""]
     lines += ["| what | figure | | goal | |", "| --- | ---: | --- | --- | --- |"]

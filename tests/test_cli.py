@@ -71,7 +71,7 @@ def brief_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
         (["train", "msf", "--epoch", "3"], "cmsf train has no --epoch; did you mean --epochs?"),
         (["train", "msf", "--labl-share", "1"], "cmsf train has no --labl-share; did you mean --label-share?"),
         (["train", "msf", "--epochs", "none"], "invalid value --epochs none; expected a whole number"),
-        (["train", "msf", "--lr=-1"], "--lr -1.0 is out of range; use above 0"),
+        (["train", "msf", "--lr=-1"], "--lr -1.0 is out of range; use at least 0"),
         (["train", "msf", "--threads", "0"], "invalid value --threads 0"),
         (["train", "msf", "--threads", "9" * 20], "invalid value --threads 1e+20; expected a whole number from 1"),
         (["train", "msf", "--k", "["], "invalid value --k [; expected a whole number or all"),
@@ -474,6 +474,30 @@ def test_threads_that_wait_spin_briefly_unless_the_user_chose_otherwise(chosen: 
     command = [sys.executable, "-c", script]
     printed = subprocess.run(command, env=unset | chosen, capture_output=True, text=True, check=True).stdout
     assert printed.splitlines()[-1] == expected
+
+
+@pytest.mark.parametrize(
+    ("load", "flags", "advice"),
+    [(1.2, [], "the load of the last minute is 1.2 on 4 cores; if other work goes on, --threads 3 may be faster"),
+     (9.0, [], "--threads 1 may be faster"), (0.3, [], ""), (1.2, ["--threads", "2"], ""), (1.2, ["--quiet"], "")],
+)  # fmt: skip
+def test_beside_other_work_fewer_threads_are_recommended(
+    load: float,
+    flags: list[str],
+    advice: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("cmsf.data.available_cores", lambda: 4)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # or all later tests would have so many
+    arguments = ["train", "msf-small", "--data", str(tmp_path / "nowhere"), "--device", "cpu", *flags]
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert (advice or "cmsf: no such file or folder") in said
+    assert bool(advice) == ("other work" in said)
 
 
 def test_importing_the_library_changes_no_environment_variable() -> None:

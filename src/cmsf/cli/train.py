@@ -4,6 +4,7 @@ but the run's folder."""
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from dataclasses import asdict, fields
 from typing import Any, get_args
@@ -18,6 +19,8 @@ from cmsf.utils.files import expand_user
 from cmsf.utils.numbers import parse_number
 
 USAGE = "cmsf train RECIPE [--data SOURCE] [--out RUN] [--epochs N] [any flag below]\n       cmsf train --resume RUN"
+_OTHER_WORK = 0.7
+"""Cores that are busy before training begins."""
 HELP = "learn from images; the same command again resumes"
 COMMON = {
     "images": ("data", "labels", "val", "size"),
@@ -98,6 +101,9 @@ def execute(chosen: argparse.Namespace) -> int:
     from cmsf.utils.distributed import ProcessLost, World
 
     chosen.threads = chosen.threads or _recorded_threads(chosen.resume)
+    advice = _advise_threads(chosen)
+    if advice:
+        print(advice, file=sys.stderr)
     chosen.device, chosen.workers = apply_machine_flags(chosen)
     passed = ("labels", "val", "device", "workers", "quiet", "bank_sharded", "report")
     keywords = {name: getattr(chosen, name) for name in passed}
@@ -126,6 +132,30 @@ def _check_resumed(chosen: argparse.Namespace) -> None:
     if chosen.out is not None and expand_user(chosen.out).absolute() != expand_user(chosen.resume).absolute():
         raise BadInput(f"--resume continues {chosen.resume}; leave out --out {chosen.out}")
     check_run(chosen.resume)
+
+
+def _advise_threads(chosen: argparse.Namespace) -> str:
+    """Returns what to do beside other work: a thread that shares its core keeps all others waiting.
+
+    It is advice and no default: another number of threads has other last bits, and a run must not depend on the load.
+    """
+    import torch
+
+    from cmsf.data import available_cores
+    from cmsf.utils.distributed import World
+
+    given = chosen.threads is not None or "OMP_NUM_THREADS" in os.environ or not World.from_env().alone
+    on_cpu = chosen.device == "cpu" or (chosen.device == "auto" and not torch.cuda.is_available())
+    if given or chosen.quiet or not on_cpu or not hasattr(os, "getloadavg"):
+        return ""
+    cores, load = available_cores(), os.getloadavg()[0]
+    free = max(1, round(cores - load))
+    if load < _OTHER_WORK or free >= cores:
+        return ""
+    return (
+        f"the load of the last minute is {load:.1f} on {cores} cores; if other work goes on, --threads {free} may be "
+        "faster"
+    )
 
 
 def _recorded_threads(run: str | None) -> str | None:
