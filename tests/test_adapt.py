@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
-from helpers import write_npz
+import yaml
+from helpers import write_npz, write_photos
 from runs import TINY, StopAt, assert_same_run, metrics, whole_log
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
 import cmsf
 from cmsf.analysis.view_agreement import ViewAgreement
@@ -18,16 +20,21 @@ from cmsf.data.transforms import Preprocessing, WholeBatch
 from cmsf.evaluation.features import FeatureExtractor, eval_mode
 from cmsf.evaluation.metrics import Estimate, change_estimate
 from cmsf.method.build import make_learner
+from cmsf.method.learner import Diverged, Learner
 from cmsf.method.losses import LossOutput
+from cmsf.models.backbones import make_backbone
 from cmsf.models.encoders import Encoder
+from cmsf.models.weights import save_weights
 from cmsf.recipes import get_recipe
-from cmsf.recipes.recipe import ResolvedRecipe
+from cmsf.recipes.recipe import INPUT_SETTINGS, Recipe, ResolvedRecipe
 from cmsf.report.headline import figure_tiles, headline
 from cmsf.report.logged_metrics import LoggedMetrics
 from cmsf.runs.cost import run_cost
+from cmsf.runs.folder import RunFolder
 from cmsf.training.best_weights import LabelledQueries, split_labels
 from cmsf.training.resolve import resolve
 from cmsf.training.signals import Stopped
+from cmsf.training.validation import describe_change
 
 CHANGES: dict[str, Any] = TINY | {"checkpoint_every": 1, "log_every": 2}
 
@@ -176,13 +183,15 @@ def test_a_batch_in_parts_takes_the_step_of_the_whole_batch(constraint: str, ext
     assert not torch.equal(before["online.backbone.stem.0.weight"], whole["online.backbone.stem.0.weight"])
 
 
-def test_losses_that_compare_the_images_of_a_batch_refuse_parts(
+def test_losses_whose_gradient_needs_all_predictions_refuse_parts(
     bars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for method in ("simclr", "nnclr", "supcon"):
         command = ["train", f"{method}-small", "--data", str(bars), "--out", str(tmp_path / "run"), "--accumulate", "2"]
         assert main(command) == 2
-        assert "compares its images with each other; use a smaller --batch-size" in capsys.readouterr().err
+        objective = get_recipe(f"{method}-small").objective
+        message = f"for losses that are linear in the predictions, as mean shift is, and {objective} is not"
+        assert message in capsys.readouterr().err
 
 
 def cmsf_noise(images: int = 72) -> Any:
@@ -339,8 +348,12 @@ def test_a_bare_method_with_weights_is_adapt_and_a_run_that_is_there_keeps_its_s
     assert main([*command, "msf-adapt"]) == 2
     assert "msf-adapt starts from weights that others have trained; add --init" in capsys.readouterr().err
     for flags, message in (
-        (["msf-small", "--epochs", "2", "--freeze-epochs", "3"], "--freeze-epochs 3 exceeds --epochs 2"),
+        (["msf-small", "--epochs", "2", "--freeze-epochs", "3"], "--freeze-epochs 3 leaves none of --epochs 2"),
         (["cmsf-sup-small", "--keep", "best", "--k", "all"], "--keep best holds labels out of training"),
+        (["msf-adapt", "--backbone", "small-residual"], "msf-adapt starts from weights that others have trained"),
+        (["msf-small", "--batch-norm", "frozen"], "random ones have none; add --init"),
+        (["msf-small", "--optimiser", "lars", "--layer-decay", "0.5"], "lars does not use --layer-decay 0.5"),
+        (["msf-small", "--optimiser", "adamw", "--sgd-momentum", "0.5"], "adamw does not use --sgd-momentum 0.5"),
     ):
         assert main([*command, *flags]) == 2
         assert message in capsys.readouterr().err
@@ -358,7 +371,30 @@ def test_without_labels_epochs_are_judged_by_the_agreement_of_views(
     assert "agreement of views" in capsys.readouterr().err
     few = write_npz(tmp_path / "few.npz", per_class=10, labelled=False)
     with pytest.raises(cmsf.BadInput, match=r"nothing to judge by.*views of 40 images say too little"):
-        adapt("msf", few, start, tmp_path / "few")
+        adapt("msf", few, start, tmp_path / "few", keep="best")
+    for _ in range(2):  # which nobody asked for is no reason to refuse; and the same command goes on with that
+        assert adapt("msf", few, start, tmp_path / "few", quiet=False).recipe.keep == "last"
+        assert "views of 40 images say too little (from 50 on they do), so the last epoch is kept" in (
+            capsys.readouterr().err
+        )
+
+
+def test_without_labels_the_agreement_of_views_tells_what_became_of_the_start(
+    start: cmsf.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = write_npz(tmp_path / "unlabelled.npz", labelled=False)
+    settings = {"epochs": 2, "evaluate_every": 1, "keep": "last", "quiet": False}
+    run = adapt("msf", images, start, tmp_path / "run", **settings)
+    (first,), epochs = metrics(run, "start"), metrics(run, "epoch")
+    for line in epochs:
+        assert line["view_agreement_change"] == pytest.approx(line["view_agreement"] - first["view_agreement"])
+    said = describe_change({name: value for name, value in epochs[-1].items() if "agreement" in name})
+    assert said.startswith(f"agreement of views {first['view_agreement']:.2f} → {epochs[-1]['view_agreement']:.2f} %")
+    assert said in capsys.readouterr().err
+    assert headline(LoggedMetrics.read(run), 2).startswith(said.capitalize()[:20])
+    with pytest.raises(Stopped):
+        adapt("msf", images, start, tmp_path / "half", **settings | {"screen": StopAt(6, signal.SIGTERM)})
+    assert metrics(adapt("msf", images, start, tmp_path / "half", **settings), "epoch")[-1].keys() == epochs[-1].keys()
 
 
 def test_view_agreement_counts_the_neighbours_that_two_crops_share() -> None:
@@ -392,7 +428,8 @@ def test_commands_take_weights_instead_of_a_run(
     monkeypatch.chdir(tmp_path)
     weights_of_start = ["--init", str(start.path), "--data", str(bars)]
     assert main(["evaluate", *weights_of_start]) == 0
-    run = cmsf.Run(tmp_path / "runs" / f"{start.path.name}-bars")
+    (made,) = (tmp_path / "runs").iterdir()
+    run = cmsf.Run(made)
     assert run.recipe.epochs == 0
     assert f"{run.result()['figures']['20-nn']:.2f}" in capsys.readouterr().out
     assert main(["suspects", *weights_of_start, "--least", "0"]) == 0
@@ -410,9 +447,115 @@ def test_commands_take_weights_instead_of_a_run(
         (["report", "--init", str(start.path)], "needs images; add --data SOURCE"),
         (["finetune", str(start.path), *weights_of_start], "not both"),
         (["evaluate", str(start.path), "--backbone", "resnet18"], "--backbone is for weights without a run"),
+        (["report", str(start.path), "--data", str(bars)], "a run has its own images; leave --data"),
+        (["evaluate", *weights_of_start, "--with", "transfer", "--suite", "none.yaml"], "none.yaml"),
     ):
         assert main(arguments) == 2
         assert message in capsys.readouterr().err
+
+
+def test_weights_without_a_run_have_a_folder_for_each_set_of_images_and_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(write_photos(tmp_path / "photos", per_class=6, classes=2, side=20))
+    torch.manual_seed(0)
+    for name, network in (("a", make_backbone("small-residual")), ("b", make_backbone("small-residual"))):
+        (tmp_path / name).mkdir()
+        save_weights(network, tmp_path / name / "w.safetensors")
+
+    def folder(weights: str = "a", **changes: Any) -> Path:
+        init, named = tmp_path / weights / "w.safetensors", {"backbone": "small-residual", "size": 16}
+        return cmsf.from_weights(init, ".", quiet=True, **(named | changes)).path
+
+    first = folder()
+    assert folder() == first  # the run below the photos is none of them
+    others = [folder("b"), folder(size=20)]
+    next(Path().glob("*/*.jpg")).unlink()
+    others.append(folder())
+    assert len({first, *others}) == 4
+    assert all(path.name.startswith("w-photos-") for path in (first, *others))
+
+
+def test_a_network_in_memory_becomes_a_run(bars: Path, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    network = timm.create_model("resnet10t", num_classes=0)
+    run = cmsf.from_weights(network, bars, tmp_path / "run", quiet=True)
+    assert run.recipe.backbone == "resnet10t"
+    assert all(torch.equal(value, weights(run)[name]) for name, value in network.state_dict().items())
+    assert cmsf.from_weights(network, bars, tmp_path / "run", quiet=True).path == run.path
+    before = run.folder.path.with_name("run.safetensors").read_bytes()
+    with pytest.raises(cmsf.BadInput, match="holds something else than this network"):
+        cmsf.from_weights(timm.create_model("resnet10t", num_classes=0), bars, tmp_path / "run")
+    assert run.folder.path.with_name("run.safetensors").read_bytes() == before
+    network.pretrained_cfg |= {"mean": (0.5, 0.4, 0.3), "interpolation": "bilinear"}
+    recipe = cmsf.from_weights(network, bars, tmp_path / "other", quiet=True).recipe
+    assert (recipe.mean, recipe.interpolation) == ("0.5,0.4,0.3", "bilinear")
+    with pytest.raises(cmsf.BadInput, match="add backbone, timm's name of it"):
+        cmsf.from_weights(torch.nn.Linear(2, 2), bars, tmp_path / "none")
+    with pytest.raises(cmsf.BadInput, match="add out, the run folder"):
+        cmsf.from_weights(network, bars)
+
+
+def test_a_picture_that_cannot_be_read_is_left_out_of_an_evaluation_of_weights(
+    start: cmsf.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = write_photos(tmp_path / "photos", per_class=8, classes=2, side=20)
+    next(photos.glob("*/*.jpg")).write_bytes(b"no picture")
+    monkeypatch.chdir(tmp_path)
+    assert main(["evaluate", "--init", str(start.path), "--data", str(photos)]) == 0
+
+
+def test_a_damaged_file_of_the_start_is_no_reason_to_refuse_a_checkpoint(
+    bars: Path, start: cmsf.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"epochs": 3, "keep": "last", "evaluate_every": 1}
+    with pytest.raises(Stopped):
+        adapt("msf", bars, start, tmp_path / "run", screen=StopAt(6, signal.SIGTERM), **settings)
+    for content, step in ((b"damaged", 8), (save({"20-nn": torch.tensor([True])}), 10)):
+        RunFolder(tmp_path / "run").start_file.write_bytes(content)
+        with pytest.raises(Stopped):
+            adapt("msf", bars, start, tmp_path / "run", screen=StopAt(step, signal.SIGTERM), **settings)
+    run = adapt("msf", bars, start, tmp_path / "run", quiet=False, **settings)
+    last = metrics(run, "epoch")[-1]
+    assert last["epoch"] == 2
+    assert "20-nn_change" not in last
+    assert "what has changed since the start is not told" in capsys.readouterr().err
+
+
+def test_a_run_that_diverges_leaves_its_best_epoch(
+    bars: Path, start: cmsf.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge_by(monkeypatch, (5, 40, 30))
+    step = Learner.step
+    monkeypatch.setattr(Learner, "step", lambda self, batch, *more: fail_in_epoch_two(step, self, batch, *more))
+    with pytest.raises(cmsf.BadInput, match=r"epoch 1, the best so far, is in .*best\.safetensors"):
+        adapt("cmsf-sup", bars, start, tmp_path / "run", epochs=3, lr=0.003, evaluate_every=1)
+    best = cmsf.from_weights(tmp_path / "run" / "best.safetensors", bars, tmp_path / "best", quiet=True)
+    (line,) = [line for line in whole_log(cmsf.Run(tmp_path / "run")) if line.get("view_agreement") == 80]
+    assert best.evaluate("knn")["20-nn"] == line["20-nn"]
+
+
+def fail_in_epoch_two(step: Any, learner: Learner, batch: Any, *more: Any) -> Any:
+    if batch.epoch == 2:
+        raise Diverged("the loss is nan")
+    return step(learner, batch, *more)
+
+
+def test_a_file_of_a_small_stem_says_so(bars: Path, tmp_path: Path) -> None:
+    run = cmsf.train(
+        "msf-small", bars, tmp_path / "stem", quiet=True, backbone="resnet18", stem="small", **TINY | {"epochs": 1}
+    )
+    again = cmsf.from_weights(run.folder.backbone_file, bars, tmp_path / "again", quiet=True)
+    assert (again.recipe.backbone, again.recipe.stem) == ("resnet18", "small")
+    assert again.evaluate("knn") == run.evaluate("knn")
+
+
+def test_a_recipe_older_than_the_preprocessing_of_weights_trains_again_as_it_did(bars: Path, start: cmsf.Run) -> None:
+    old = yaml.safe_load(start.folder.recipe_file.read_text())
+    for name in INPUT_SETTINGS:
+        del old[name]
+    assert Recipe.from_values(old, "recipe.yaml").mean == ResolvedRecipe.usual()["mean"]
+    assert Recipe.from_values({"init": "x.pth", "size": 32}, "recipe.yaml").mean == "auto"  # written by hand
 
 
 CHANGE = {"20-nn_change": 4.0, "20-nn_change_low": 1.0, "20-nn_change_high": 7.0}

@@ -25,6 +25,7 @@ from cmsf.data.prepare import load_dataset
 from cmsf.data.sampling import epoch_order
 from cmsf.data.transforms import CenterCrop, CroppedBatch, RandomCrop, WholeBatch, crop_views
 from cmsf.recipes.recipe import Recipe
+from cmsf.training import validation
 from cmsf.training.signals import Stopped
 from cmsf.utils.errors import BadInput
 
@@ -228,7 +229,10 @@ def test_a_broken_photo_stops_a_run_from_memory_before_it_starts(tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_broken_photo_stops_a_run_from_the_disk_at_its_first_read_with_a_checkpoint(tmp_path: Path) -> None:
+def test_a_broken_photo_stops_a_run_from_the_disk_at_its_first_read_with_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "FEWEST", 1000)  # or views of all images would be compared before the first step
     broken = damaged(tmp_path / "classes")
     (tmp_path / "photos").mkdir()
     for file in (tmp_path / "classes").rglob("*.*"):  # without classes, for k-NN before the first step reads them all

@@ -334,8 +334,7 @@ def test_a_file_given_as_a_run_is_called_a_file(tmp_path: Path, capsys: pytest.C
     file = save_safetensors(weights_of("small-residual"), tmp_path)
     assert main(["evaluate", str(file)]) == 2
     assert capsys.readouterr().err == (
-        f"cmsf: {file} is a file and not a run; make a run of its weights: cmsf train byol --epochs 0 --init "
-        "weights.safetensors --backbone NAME --data SOURCE\n"
+        f"cmsf: {file} is a file and not a run; weights without a run are named by --init {file}, with --data SOURCE\n"
     )
     (tmp_path / "notes.txt").touch()
     assert main(["evaluate", str(tmp_path / "notes.txt")]) == 2

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -18,17 +22,17 @@ from cmsf.evaluation.finetune import FineTuneSettings
 from cmsf.evaluation.model_selection import TUNE_OPTIONS, TuneOption
 from cmsf.method.build import make_learner, pretrained_weights
 from cmsf.method.learner import Learner
-from cmsf.models.expected_input import expected_input, network_of_file
+from cmsf.models.expected_input import expected_input, network_metadata, network_of_file
 from cmsf.models.precision import pick_precision
-from cmsf.models.weights import is_timm_name
-from cmsf.recipes import get_recipe, has_scale, scale_of
+from cmsf.models.weights import contiguous_state, find_weights_file, is_timm_name
+from cmsf.recipes import ADAPT, get_recipe, has_scale, scale_of
 from cmsf.recipes.recipe import AUTO, INPUT_SETTINGS, Recipe, ResolvedRecipe, british
 from cmsf.report.write import LiveReport, write_report
 from cmsf.runs.classifier import Classifier, FinetuneOptions, finetune_run
 from cmsf.runs.environment import BANK_SHARDED, INIT_SHA256, describe_environment
 from cmsf.runs.folder import RunFolder
 from cmsf.runs.run import Run
-from cmsf.training.best_weights import split_labels
+from cmsf.training.best_weights import NothingToJudgeBy, split_labels
 from cmsf.training.options import OnCollapse, OnFullDisk, TrainingOptions
 from cmsf.training.resolve import LARGEST_SMALL_IMAGE, resolve, view_size
 from cmsf.training.trainer import Trainer
@@ -36,7 +40,7 @@ from cmsf.utils.constants import WEIGHT_FILES
 from cmsf.utils.device import pick_device
 from cmsf.utils.distributed import World, init_process_group
 from cmsf.utils.errors import BadInput, did_you_mean, first_few
-from cmsf.utils.files import expand_user
+from cmsf.utils.files import atomic_write, expand_user, make_folder, report_write_errors
 from cmsf.utils.numbers import check_integer
 from cmsf.utils.screen import Screen
 
@@ -103,7 +107,18 @@ def train(
         resolved = resolve(chosen, images, side, world.local_size, world.size if bank_sharded else 1, world.size)
         for line in (*images.describe(), *_recommend_weights(resolved, images, side, data)):
             screen.print(line)
-        training_images, judge = split_labels(resolved, images)
+        if resolved.batch_norm == "shuffle" and world.alone:
+            screen.print(
+                "--batch-norm shuffle does nothing here: it exchanges images between processes, and this is one"
+            )
+        try:
+            training_images, judge = split_labels(resolved, images)
+        except NothingToJudgeBy as error:
+            if "keep" in changes or not isinstance(recipe, str) or recipe.endswith((".yaml", ".yml")):
+                raise
+            screen.print(f"{error.reason}, so the last epoch is kept")
+            chosen, resolved = replace(chosen, keep="last"), replace(resolved, keep="last")
+            training_images, judge = images, None
         if training_images is not images:  # what comes beside a batch is drawn from the labels that are left
             resolved = resolve(
                 chosen, training_images, side, world.local_size, world.size if bank_sharded else 1, world.size
@@ -154,6 +169,9 @@ def _choose_recipe(
             reason = "it starts from --init" if pretrained else f"the images are {side} px on their shorter side"
             screen.print(f"{name} is {recipe.name} here: {reason}")
     recipe = recipe.changed(changes)
+    if default is not None and "freeze_epochs" not in changes and recipe.freeze_epochs >= recipe.epochs > 0:
+        recipe = replace(recipe, freeze_epochs=recipe.epochs - 1)
+        screen.print(f"--epochs {recipe.epochs} is short, so --freeze-epochs is {recipe.freeze_epochs} here")
     # So that the recipe works from any directory.
     if recipe.coarse_labels not in ("none", "wordnet"):
         recipe = replace(recipe, coarse_labels=str(expand_user(recipe.coarse_labels).absolute()))
@@ -182,13 +200,19 @@ def _scale_before(name: str, small: bool, changes: Mapping[str, Any], out: str |
 
 def _with_backbone(recipe: Recipe, folder: RunFolder) -> Recipe:
     """Returns the recipe with the network of its starting weights, where it names none itself."""
+    if recipe.init == NO_INIT:
+        if recipe.backbone == AUTO or scale_of(recipe.name) == ADAPT:
+            raise BadInput(
+                f"{recipe.name} starts from weights that others have trained; add --init NAME (timm's), a file or a "
+                "run, or use another scale"
+            )
+        if recipe.batch_norm == "frozen":
+            raise BadInput(
+                "--batch-norm frozen keeps the statistics of starting weights, and random ones have none; add --init, "
+                "or use --batch-norm sync"
+            )
     if recipe.backbone != AUTO:
         return recipe
-    if recipe.init == NO_INIT:
-        raise BadInput(
-            f"{recipe.name} starts from weights that others have trained; add --init NAME (timm's), a file or a run, "
-            "or use another scale"
-        )
     if folder.exists():
         return replace(recipe, backbone=folder.recipe().backbone, stem=folder.recipe().stem)
     if is_timm_name(recipe.init):
@@ -196,8 +220,8 @@ def _with_backbone(recipe: Recipe, folder: RunFolder) -> Recipe:
     start = RunFolder(Path(recipe.init))
     if start.exists():
         return replace(recipe, backbone=start.recipe().backbone, stem=start.recipe().stem)
-    if (named := network_of_file(Path(recipe.init))) is not None:
-        return replace(recipe, backbone=named)
+    if named := network_of_file(Path(recipe.init)):
+        return recipe.changed(named | ({"stem": recipe.stem} if recipe.stem != "standard" else {}))
     raise BadInput(f"--init {recipe.init} does not say which network it is of; add --backbone with timm's name of it")
 
 
@@ -287,7 +311,7 @@ def _open_run(
 
 
 def from_weights(
-    init: str | Path,
+    init: str | Path | nn.Module,
     data: str | Path,
     out: str | Path | None = None,
     *,
@@ -299,16 +323,55 @@ def from_weights(
 ) -> Run:
     """Returns a run of weights as they are, without any training, to evaluate, embed, report, clean or fine-tune.
 
-    init: a timm name, a file or a run; backbone: timm's name of the network, where init does not say it.
-    out: the run folder, by default in runs/, by the names of the weights and the data; one that is there is used again.
+    init: a timm name, a file, a run, or a network made by timm; backbone: timm's name of it, if init does not say it.
+    out: the run folder. By default it is in runs/, named by the weights and the data, with a hash of both and of the
+        settings: the same call uses it again, and other weights or images have another.
     changes: fields of the recipe, such as size.
     """
-    if out is None:
-        weights = Path(init).stem if Path(init).suffix in WEIGHT_FILES else Path(init).name
-        view = f"-{changes['size']}" if "size" in changes else ""
-        out = Path("runs", f"{weights}-{Path(data).stem}{view}")
+    if isinstance(init, nn.Module):
+        init, backbone = _save_network(init, backbone, out)
     changes |= {"init": str(init), "backbone": backbone, "epochs": 0}
+    out = default_folder(data, changes) if out is None else out
     return train("byol-adapt", data, out, device=device, workers=workers, quiet=quiet, **changes)
+
+
+def default_folder(data: str | Path, changes: Mapping[str, Any]) -> Path:
+    """Returns where a run of weights without training lies: other weights, images or settings have another folder.
+
+    Images are known by their paths and classes, a file of weights by its size and the time of its last change.
+    """
+    init, source = _from_anywhere(str(changes["init"])), open_source(data)
+    written = None
+    if not is_timm_name(init):
+        about = find_weights_file(Path(init)).stat()
+        written = (about.st_size, about.st_mtime_ns)
+    images = {name: [split.images.paths, split.names] for name, split in source.splits.items()}
+    settings = sorted((name, value) for name, value in changes.items() if name not in ("init", "skip_broken"))
+    known = [init, written, DataConfig.resolve(data).data, images, settings]
+    digest = hashlib.sha256(json.dumps(known, default=str).encode()).hexdigest()[:8]
+    weights = Path(init).stem if Path(init).suffix in WEIGHT_FILES else Path(init).name
+    return Path("runs", f"{weights}-{re.sub('[^0-9A-Za-z_.-]+', '-', source.name)}-{digest}")
+
+
+def _save_network(network: nn.Module, backbone: str, out: str | Path | None) -> tuple[Path, str]:
+    """Writes a network's weights beside the run that is to hold them; returns the file, and timm's name of it."""
+    if backbone == AUTO:
+        backbone = (getattr(network, "pretrained_cfg", None) or {}).get("architecture", AUTO)
+    if backbone == AUTO or out is None:
+        missing = "backbone, timm's name of it" if backbone == AUTO else "out, the run folder"
+        raise BadInput(f"a network in memory does not say all that a run of it needs; add {missing}")
+    folder = RunFolder(expand_user(out))
+    folder.check_free()
+    file = folder.path.with_name(f"{folder.path.name}.safetensors")
+    content = safetensors.torch.save(contiguous_state(network), network_metadata(network, backbone))
+    if file.exists():
+        if file.read_bytes() != content:
+            raise BadInput(f"{file} is there and holds something else than this network; choose another out")
+        return file, backbone
+    make_folder(file.parent)
+    with report_write_errors(file), atomic_write(file) as temporary:
+        temporary.write_bytes(content)
+    return file, backbone
 
 
 def resume(
@@ -425,6 +488,8 @@ def _finetune_options(
     """Checks the values; those of a recipe's fields have the same bounds."""
     overrides = {"epochs": epochs, "lr": lr, "seed": seed}
     Recipe().changed({name: value for name, value in overrides.items() if value is not None})
+    if lr == 0:
+        raise BadInput("--lr 0 would leave a classifier as it was drawn; use a larger one, or --tune linear")
     check_integer("--rounds", rounds, 1, MOST_ROUNDS)
     if tune == "linear" and (epochs is not None or lr is not None):
         flag = "--epochs" if lr is None else "--lr"

@@ -57,7 +57,9 @@ def execute(chosen: argparse.Namespace) -> int:
     metrics = [name for name in chosen.metrics if name in METRICS or not expand_user(name).is_dir()]
     chosen.runs += [name for name in chosen.metrics if name not in metrics]
     for metric in metrics:
-        check_metric(metric, chosen.data)  # a mistake is refused before anything is computed
+        check_metric(
+            metric, chosen.data if chosen.init is None else None
+        )  # a mistake is refused before anything is computed
     for metric, flags in (("few-labels", ("few",)), ("transfer", ("suite", "storage", "ray", "trials"))):
         misplaced = [flag for flag in flags if getattr(chosen, flag)]
         if misplaced and metric not in metrics:
@@ -84,7 +86,8 @@ def execute(chosen: argparse.Namespace) -> int:
     comparison, test_splits = Comparison(), set()
     failed: dict[str, BadInput] = {}
     for number, run in enumerate(runs):
-        label = "trained encoder" if len(runs) == 1 and chosen.format == "table" else str(run.path)
+        alone = "trained encoder" if run.recipe.epochs else "starting weights"
+        label = alone if len(runs) == 1 and chosen.format == "table" else str(run.path)
         try:
             with run.images_kept():
                 for metric in metrics:

@@ -9,6 +9,7 @@ import argparse
 from cmsf.cli.parser import Parser, apply_machine_flags, print_paths
 from cmsf.cli.weights import add_weights_flags, apply_weights
 from cmsf.runs.requests import check_run
+from cmsf.utils.errors import BadInput
 from cmsf.utils.files import check_out
 
 HELP = "one HTML page that shows what a run has learned"
@@ -23,6 +24,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(chosen: argparse.Namespace) -> int:
+    if chosen.data is not None and chosen.init is None:
+        raise BadInput(f"a run has its own images; leave --data {chosen.data} out, or add --init")
     apply_weights(chosen)
     for path in chosen.runs:
         check_run(path)

@@ -46,6 +46,7 @@ def apply_weights(chosen: argparse.Namespace) -> None:
     from cmsf.api import from_weights
 
     device, workers = apply_machine_flags(chosen)
+    settings |= {"skip_broken": True, "quiet": getattr(chosen, "quiet", False)}  # as with the images of --data
     run = str(from_weights(chosen.init, chosen.data, device=device, workers=workers, **settings).path)
     if hasattr(chosen, "runs"):
         chosen.runs = [*chosen.runs, run]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import timm
 from safetensors import safe_open
+from torch import nn
 
 from cmsf.models.backbones import patch_size
 from cmsf.models.weights import is_timm_name
 from cmsf.recipes.recipe import AUTO, INPUT_SETTINGS, Recipe, ResolvedRecipe, format_channels
+from cmsf.utils.constants import BACKBONE_FILE, RECIPE_FILE
 from cmsf.utils.errors import BadInput
 
 METADATA = "preprocessing"
@@ -41,15 +44,15 @@ def expected_input(init: str, backbone: str) -> ExpectedInput | None:
     if is_timm_name(init):
         return _from_timm(init)
     path = Path(init)
-    if (path / "recipe.yaml").exists():
-        return _from_recipe(f"the recipe of {path}", ResolvedRecipe.read(path / "recipe.yaml"))
-    file = path / "backbone.safetensors" if path.is_dir() else path
+    if (path / RECIPE_FILE).exists():
+        return _from_recipe(f"the recipe of {path}", ResolvedRecipe.read(path / RECIPE_FILE))
+    file = path / BACKBONE_FILE if path.is_dir() else path
     return _from_metadata(file) or _from_timm(backbone)
 
 
 def input_metadata(recipe: ResolvedRecipe) -> dict[str, str]:
     """Returns the metadata of a .safetensors file of a run's weights."""
-    settings = {name: getattr(recipe, name) for name in ("backbone", "size", *INPUT_SETTINGS)}
+    settings = {name: getattr(recipe, name) for name in ("backbone", "stem", "size", *INPUT_SETTINGS)}
     return {METADATA: json.dumps(settings)}  # one entry, for several would lie in another order in every process
 
 
@@ -57,10 +60,11 @@ def _from_recipe(origin: str, recipe: Recipe) -> ExpectedInput:
     return ExpectedInput(origin, {name: getattr(recipe, name) for name in _SETTINGS})
 
 
-def network_of_file(file: Path) -> str | None:
-    """Returns the backbone that a file of a run's weights names."""
-    named = _read_metadata(file).get("backbone")
-    return named if isinstance(named, str) else None
+def network_of_file(file: Path) -> dict[str, Any]:
+    """Returns the backbone, with its stem, that a file of a run's weights names; nothing of others."""
+    written = _read_metadata(file)
+    named = {name: written[name] for name in ("backbone", "stem") if isinstance(written.get(name), str)}
+    return named if "backbone" in named else {}
 
 
 def _from_metadata(file: Path) -> ExpectedInput | None:
@@ -97,12 +101,23 @@ def _from_timm(name: str) -> ExpectedInput | None:
         return None
     if config is None or len(config.mean) != 3:
         return None
-    settings = {
-        "size": min(config.input_size[1:]),
-        "mean": format_channels(config.mean),
-        "std": format_channels(config.std),
-        "interpolation": "bilinear" if config.interpolation == "bilinear" else "bicubic",
-        "crop_pct": config.crop_pct,
+    but = f", but for its crop mode, {config.crop_mode}" if config.crop_mode != "center" else ""
+    return ExpectedInput(f"timm's configuration of {name}{but}", _settings_of(vars(config)))
+
+
+def network_metadata(network: nn.Module, backbone: str) -> dict[str, str]:
+    """Returns the metadata of a file of a network of timm's, by the configuration that it carries."""
+    config = getattr(network, "pretrained_cfg", None) or {}
+    known = config.keys() >= {"input_size", "mean", "std", "interpolation", "crop_pct"} and len(config["mean"]) == 3
+    return {METADATA: json.dumps({"backbone": backbone, "stem": "standard"} | (_settings_of(config) if known else {}))}
+
+
+def _settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "size": min(config["input_size"][1:]),
+        "mean": format_channels(config["mean"]),
+        "std": format_channels(config["std"]),
+        "interpolation": "bilinear" if config["interpolation"] == "bilinear" else "bicubic",
+        "crop_pct": config["crop_pct"],
         "clean_crop": "standard",
     }
-    return ExpectedInput(f"timm's configuration of {name}", settings)

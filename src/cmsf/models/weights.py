@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from cmsf.models.backbones import SMALL_RESIDUAL, Stem, create, make_backbone
 from cmsf.models.conversion import COUNTER, Conversion, convert_names, rename_by_order
 from cmsf.models.state_dicts import is_plain, read_state_dict, short_name
-from cmsf.utils.constants import WEIGHT_FILES
+from cmsf.utils.constants import BACKBONE_FILE, RECIPE_FILE, WEIGHT_FILES
 from cmsf.utils.errors import BadInput, did_you_mean, first_few
 from cmsf.utils.files import atomic_write, report_write_errors
 from cmsf.utils.progress import track
 from cmsf.utils.text import error_message
 
-_RUN_WEIGHTS, _SNAPSHOT_WEIGHTS = "backbone.safetensors", "model.safetensors"
+_SNAPSHOT_WEIGHTS = "model.safetensors"
 _REMEDY = "give weights of this backbone, or a --backbone, --stem and --size that fit"
 _SHOWN, _SHOWN_OF_USERS = 2, 4
 """So many names of each kind are in the message of a mismatch, which is a line; more where a user has to find out."""
@@ -74,7 +74,7 @@ def load_pretrained(
         tensors = {name: value for name, value in _load_timm(init, backbone, size).items() if name not in head}
         notes = [_size_note(init, tensors, size)]
     else:
-        file = _find_file(Path(init))
+        file = find_weights_file(Path(init))
         fitting = _fit(file, origin, network, backbone, head, by_order)
         tensors = fitting.tensors
         notes = [f"{file.name}: {note}" for note in (*fitting.notes, _precision_note(tensors)) if note]
@@ -95,9 +95,14 @@ def load_strict(module: nn.Module, state: Mapping[str, Any], origin: str | Path,
     module.load_state_dict(state)
 
 
+def contiguous_state(module: nn.Module) -> dict[str, Tensor]:
+    """Returns a state dict as safetensors takes it."""
+    return {name: value.contiguous().cpu() for name, value in module.state_dict().items()}
+
+
 def save_weights(module: nn.Module, file: Path, metadata: dict[str, str] | None = None) -> None:
     """Writes a .safetensors file, whole or not at all."""
-    tensors = {name: value.contiguous().cpu() for name, value in module.state_dict().items()}
+    tensors = contiguous_state(module)
     with report_write_errors(file), atomic_write(file) as temporary:
         temporary.write_bytes(safetensors.torch.save(tensors, metadata))  # its own writer does not say why it fails
 
@@ -206,7 +211,7 @@ def _check_finite(tensors: Mapping[str, Tensor], origin: str) -> None:
             )
 
 
-def _find_file(path: Path) -> Path:
+def find_weights_file(path: Path) -> Path:
     """Returns the file of weights that a path means: itself, or the one in the folder of a run or of a snapshot."""
     if not path.exists():
         if timm.is_model(path.name) or path.suffix in WEIGHT_FILES:
@@ -214,12 +219,12 @@ def _find_file(path: Path) -> Path:
         raise BadInput(f"--init {path} not found, and timm has no weights {path.name}; {_nearest(path.name)}")
     if not path.is_dir():
         return path
-    found = next((path / name for name in (_RUN_WEIGHTS, _SNAPSHOT_WEIGHTS) if (path / name).exists()), None)
-    if found is None and (path / "recipe.yaml").exists():
-        raise BadInput(f"--init {path} is not a finished run: it has no {_RUN_WEIGHTS}; finish it, or give a file")
+    found = next((path / name for name in (BACKBONE_FILE, _SNAPSHOT_WEIGHTS) if (path / name).exists()), None)
+    if found is None and (path / RECIPE_FILE).exists():
+        raise BadInput(f"--init {path} is not a finished run: it has no {BACKBONE_FILE}; finish it, or give a file")
     if found is None:
         raise BadInput(
-            f"--init {path} is a folder without weights: it has neither a run's {_RUN_WEIGHTS} nor a snapshot's "
+            f"--init {path} is a folder without weights: it has neither a run's {BACKBONE_FILE} nor a snapshot's "
             f"{_SNAPSHOT_WEIGHTS}; give a file"
         )
     return found

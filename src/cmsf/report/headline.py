@@ -9,7 +9,7 @@ from cmsf.evaluation.metrics import Estimate
 from cmsf.report.contents import Stat
 from cmsf.report.logged_metrics import FIGURES, LoggedMetrics
 from cmsf.training.best_weights import HELD_OUT
-from cmsf.training.validation import KNN, describe_change
+from cmsf.training.validation import KNN, changed_figure, describe_change
 
 
 def headline(logged: LoggedMetrics, epochs: int, evaluated: Estimate | None = None) -> str:
@@ -63,7 +63,7 @@ def _start_was_kept(logged: LoggedMetrics) -> str:
 def _change(start: Mapping[str, Any], line: Mapping[str, Any], key: str) -> str:
     """Returns a figure at the start and now, and for k-NN the interval of the change and what it says."""
     try:
-        if key == KNN:
+        if key == changed_figure(line) or key == KNN:
             return describe_change(line)
     except KeyError:  # a log without the interval
         pass

@@ -14,12 +14,12 @@ from cmsf.report.plots import EpochLines
 from cmsf.runs.log import epoch_lines, kept_line, start_line
 from cmsf.runs.run import Run
 from cmsf.training.best_weights import HELD_OUT
-from cmsf.training.validation import KNN
+from cmsf.training.validation import AGREEMENT, KNN
 from cmsf.utils.errors import BadInput
 from cmsf.utils.numbers import is_measurement
 from cmsf.utils.text import escape_unprintable
 
-FIGURES = {KNN: "20-NN", HELD_OUT: "held-out labels", "view_agreement": "agreement of views"}
+FIGURES = {KNN: "20-NN", HELD_OUT: "held-out labels", AGREEMENT: "agreement of views"}
 """What weights are measured by, in per cent, and what it is called; the main figure first."""
 
 

@@ -25,7 +25,8 @@ from cmsf.recipes.recipe import AUTO, Recipe, ResolvedRecipe
 from cmsf.runs import checkpoint
 from cmsf.runs.environment import BIT_FOR_BIT, INIT_SHA256
 from cmsf.runs.listing import Listing
-from cmsf.runs.requests import RECIPE_FILE, check_run
+from cmsf.runs.requests import check_run
+from cmsf.utils.constants import BACKBONE_FILE, ENVIRONMENT_FILE, RECIPE_FILE
 from cmsf.utils.errors import BadInput, first_few
 from cmsf.utils.files import (
     atomic_folder,
@@ -59,14 +60,16 @@ class RunFolder:
     path: Path
 
     recipe_file = _Entry(RECIPE_FILE)
-    environment_file = _Entry("environment.json")
+    environment_file = _Entry(ENVIRONMENT_FILE)
     metrics_file = _Entry("metrics.jsonl")
     data_file = _Entry("data.parquet")
     broken_file = _Entry("broken.csv")
     """The images that could not be read; written with --skip-broken only."""
-    backbone_file = _Entry("backbone.safetensors")
+    backbone_file = _Entry(BACKBONE_FILE)
     start_file = _Entry("start.safetensors")
-    """Which test images k-NN classified right before the first step."""
+    """Which test images k-NN classified right before the first step, or the agreement of views of each image."""
+    best_file = _Entry("best.safetensors")
+    """The network of the best epoch, of a run that diverged."""
     checkpoints = _Entry("checkpoints")
     tensorboard = _Entry("tensorboard")
     results = _Entry("results")
@@ -249,7 +252,7 @@ class RunFolder:
         backbone = recipe_backbone(recipe).to(precision.dtype)
         if not self.backbone_file.exists():
             raise BadInput(
-                f"{self.path} has no backbone.safetensors yet; give the same cmsf train command again to finish it"
+                f"{self.path} has no {BACKBONE_FILE} yet; give the same cmsf train command again to finish it"
             )
         load_strict(backbone, read_safetensors(self.backbone_file), self.backbone_file)
         return backbone.to(device).eval()

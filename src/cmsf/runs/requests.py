@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cmsf.utils.constants import WEIGHT_FILES
+from cmsf.utils.constants import RECIPE_FILE, WEIGHT_FILES
 from cmsf.utils.errors import BadInput, did_you_mean
 from cmsf.utils.files import expand_user
 
-RECIPE_FILE = "recipe.yaml"
-"""The file that makes a folder a run."""
 EMBEDDING_SUFFIXES = (".npz", ".parquet", ".pq")
 """The files that embeddings are written to."""
 TRANSFER, CLASSIFIER = "transfer", "classifier"
@@ -26,8 +24,7 @@ def check_run(path: str | Path) -> None:
         if path.suffix not in WEIGHT_FILES:
             raise BadInput(f"{path} is a file and not a run; give a folder that cmsf train wrote")
         raise BadInput(
-            f"{path} is a file and not a run; make a run of its weights: cmsf train byol --epochs 0 "
-            f"--init {path.name} --backbone NAME --data SOURCE"
+            f"{path} is a file and not a run; weights without a run are named by --init {path}, with --data SOURCE"
         )
     if not os.access(path, os.R_OK | os.X_OK):
         raise BadInput(f"{path} cannot be read; make it readable")

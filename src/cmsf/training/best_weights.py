@@ -20,6 +20,7 @@ from cmsf.evaluation.metrics import change_estimate
 from cmsf.method.build import make_loss
 from cmsf.models.weights import load_strict
 from cmsf.recipes.recipe import ResolvedRecipe
+from cmsf.training.validation import AGREEMENT
 from cmsf.utils.constants import UNKNOWN
 from cmsf.utils.errors import BadInput
 from cmsf.utils.progress import progress_prefix
@@ -111,11 +112,11 @@ def split_labels(recipe: ResolvedRecipe, data: Dataset) -> tuple[Dataset, Judge 
 
 def _judge_by_views(recipe: ResolvedRecipe, data: Dataset) -> Judge:
     if len(data.train) < FEWEST:
-        raise BadInput(
-            "--keep best has nothing to judge by: no two classes have labels enough, and views of "
-            f"{len(data.train)} images say too little (from {FEWEST} on they do); use --keep last"
+        raise NothingToJudgeBy(
+            f"no two classes have labels enough, and views of {len(data.train)} images say too little (from {FEWEST} "
+            "on they do)"
         )
-    return Judge("view_agreement", "agreement of views", ViewAgreement.of(data.train, recipe.seed))
+    return Judge(AGREEMENT, "agreement of views", ViewAgreement.of(data.train, recipe.seed))
 
 
 def _at_most(chosen: Bool[Tensor, " n"], seed: int) -> Bool[Tensor, " n"]:
@@ -124,6 +125,14 @@ def _at_most(chosen: Bool[Tensor, " n"], seed: int) -> Bool[Tensor, " n"]:
     some = torch.zeros_like(chosen)
     some[place[permutation(len(place), seed, _ASKING)[:_MOST]]] = True
     return some
+
+
+class NothingToJudgeBy(BadInput):
+    """The best epoch is to be kept, and there are neither labels nor images enough to tell which it is."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"--keep best has nothing to judge by: {reason}; use --keep last")
+        self.reason = reason
 
 
 class BestWeights:

@@ -46,7 +46,7 @@ def diagnose(
         "epoch": step * recipe.epochs // total,
         # JSON has no NaN and no infinity: they become text.
         "losses": {name: loss if math.isfinite(loss) else str(loss) for name, loss in error.losses.items()},
-        "lr": learner.optimizer.param_groups[0]["lr"],
+        "lr": max(group["lr"] for group in learner.optimizer.param_groups),  # of the heads, where layers have less
         "precision": recipe.precision,
         "loss scale": learner.scaler.get_scale() if learner.scaler.is_enabled() else None,
         **_describe_tensors(learner.encoders.state_dict()),

@@ -39,7 +39,7 @@ from cmsf.training.metrics import EpochTotals, Throughput, step_line
 from cmsf.training.options import TrainingOptions
 from cmsf.training.schedule import Schedule
 from cmsf.training.signals import SignalHandler, Stopped
-from cmsf.training.validation import KNN, Validator, describe_change
+from cmsf.training.validation import KNN, Validator, changed_figure, describe_change
 from cmsf.utils.errors import BadInput, FailedElsewhere, Interrupted
 from cmsf.utils.files import FullDisk
 from cmsf.utils.numbers import is_integer
@@ -73,7 +73,7 @@ class Trainer:
         self.steps_per_epoch = self.sampler.steps_per_epoch
         self.schedule = Schedule(recipe, self.steps_per_epoch)
         self.preprocessing = Preprocessing.from_recipe(recipe)
-        self.validator = Validator(recipe, learner.encoders, data, self.device, workers)
+        self.validator = Validator(recipe, learner.encoders, data, self.device, workers, judged=judge is not None)
         features, head = self.validator.features, learner.encoders.classifier
         self.best = None if judge is None else BestWeights(judge, features, head)
         for note in (describe_votes(data), "" if judge is None else judge.note):
@@ -100,14 +100,17 @@ class Trainer:
             totals = EpochTotals.from_state(progress["totals"])
             self.collapse.load_state_dict(progress["watch"])
             self.kept = _check_figures(progress.get("kept", {}))  # a checkpoint of an earlier version has none
-            if self.folder.start_file.exists():  # a run of an earlier version has none
-                self.validator.load_start(self.folder.start_file)
             step, length = progress["step"], progress["metrics_length"]
             if not is_integer(length) or length < 0 or not 0 < step <= self.schedule.total:
                 raise ValueError(f"step {step} is not one of {self.schedule.total}")
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptCheckpoint(str(error)) from None
         self.step, self.totals, self.metrics_length = step, totals, length
+        if self.folder.start_file.exists():  # a run of an earlier version has none
+            try:
+                self.validator.load_start(self.folder.start_file)
+            except BadInput as error:  # no reason to refuse a checkpoint
+                self.screen.print(f"{error}; what has changed since the start is not told")
 
     def fit(self) -> None:
         """Trains to the end and writes the backbone, or raises what stopped it after saving a checkpoint."""
@@ -191,8 +194,10 @@ class Trainer:
         if self.best is not None:
             self.world.run_on_main(lambda: self.log.write(KEPT, self.step, self.kept), None)
             self.screen.print(self.best.describe(self.recipe.epochs))
-        if f"{KNN}_change" in self.kept:
+        if changed_figure(self.kept) is not None:
             self.screen.print(describe_change(self.kept))
+        elif self.best is not None and not self.best.epoch and KNN in self.kept:
+            self.screen.print(f"20-NN {self.kept[KNN]:.2f} %, as at the start")
 
     def _measure_start(self) -> None:
         """Validates the weights that training starts from, and logs them as epoch 0."""
@@ -269,7 +274,8 @@ class Trainer:
         with self.checkpointer.full_disk_policy():
             self.world.run_on_main(lambda: self.log.write("epoch", self.step, line), None)
         self.screen.epoch(line)
-        if line.get("20-nn_change_high", 0) < 0:
+        changed = changed_figure(line)
+        if changed is not None and line[f"{changed}_change_high"] < 0:
             self.screen.print(f"WARNING: epoch {epochs}: {describe_change(line)}")
         if epochs == self.recipe.epochs and trust is not None and trust < TRUSTED_FROM:
             self._warn_of_pseudo_labels(trust)
@@ -340,8 +346,20 @@ class Trainer:
         message, about = diagnose(
             error, self.step, self.schedule.total, self.recipe, self.learner, self.checkpointer.latest
         )
-        where = write_diagnosis(self.folder, about, index, self.data.train.paths) if self.world.is_main else ""
-        return message + where
+        if not self.world.is_main:
+            return message
+        return message + self._save_best() + write_diagnosis(self.folder, about, index, self.data.train.paths)
+
+    def _save_best(self) -> str:
+        """Writes the best epoch of a run that has diverged; returns where, or "" where there is none, or no room."""
+        if self.best is None or not self.best.epoch:
+            return ""
+        self.best.restore()
+        try:
+            save_weights(self.learner.encoders.online.backbone, self.folder.best_file, input_metadata(self.recipe))
+        except BadInput:  # the diagnosis matters more
+            return ""
+        return f"; epoch {self.best.epoch}, the best so far, is in {self.folder.best_file}"
 
     def _save_checkpoint(self) -> None:
         self.checkpointer.save(self.step, self._progress, full_cache=self.step % self.steps_per_epoch == 0)
@@ -380,7 +398,8 @@ class Trainer:
                 self.best.restore()
             save_weights(backbone, self.folder.backbone_file, input_metadata(self.recipe))
             self.validator.save_classifier(self.folder)
-            self.folder.divergence_file.unlink(missing_ok=True)  # of an attempt before this one
+            for file in (self.folder.divergence_file, self.folder.best_file):  # of an attempt before this one
+                file.unlink(missing_ok=True)
             picture = self.folder.neighbours_picture
             seed = self.recipe.seed
             draw_neighbours(

@@ -32,7 +32,7 @@ from cmsf.utils.progress import (
 )
 from cmsf.utils.text import format_duration, one_line
 
-_ACCURACIES = ("1-nn", "20-nn", "classifier")
+_ACCURACIES = ("1-nn", "20-nn", "classifier", "held_out", "view_agreement")
 """Keys of an epoch's line that are accuracies in per cent."""
 _MAX_WIDTH = 76
 """Columns. A frame that is narrower than most windows is not torn when a window is made narrower."""
@@ -112,7 +112,11 @@ class TrainingPanel:
         rows += [(name, Text(", ".join(words))) for name, words in _step_rows(self._step) if words]
         if "pseudo_share" in self._epoch:
             rows.append(("pseudo-labels", Text(_format_pseudo_labels(self._epoch))))
-        rows += [(name, _format_history(list(values), plain)) for name, values in self._accuracies.items() if values]
+        rows += [
+            (name.replace("_", " "), _format_history(list(values), plain))
+            for name, values in self._accuracies.items()
+            if values
+        ]
         return [*rows, ("now", Text(status))] if status else rows
 
 
@@ -193,7 +197,7 @@ class Screen:
 
         history: reads the log's lines of earlier epochs.
         """
-        if self.quiet:
+        if self.quiet or not total:  # of a run without training
             yield
             return
         if not is_terminal(self.console):
@@ -236,7 +240,7 @@ class Screen:
         if self._panel is not None:
             self._panel.add_accuracies(line)
             return
-        accuracies = [f"{name} {line[name]:.2f} %" for name in _ACCURACIES if name in line]
+        accuracies = [f"{name.replace('_', ' ')} {line[name]:.2f} %" for name in _ACCURACIES if name in line]
         if accuracies:
             self.print("   ".join(["start    ", *accuracies]))
 
@@ -253,7 +257,7 @@ class Screen:
             words.append(f"median rank {line['rank_median']:.0f}")
         if "pseudo_share" in line:
             words.append(f"pseudo-labels {_format_pseudo_labels(line)}")
-        words += [f"{name} {line[name]:.2f} %" for name in _ACCURACIES if name in line]
+        words += [f"{name.replace('_', ' ')} {line[name]:.2f} %" for name in _ACCURACIES if name in line]
         if "classifier_groups" in line:
             words[-1] += f" of {line['classifier_groups']} groups"
         self.print("   ".join(words))

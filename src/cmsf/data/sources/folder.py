@@ -12,19 +12,21 @@ from unicodedata import normalize
 from cmsf.data.decoding import SUFFIXES
 from cmsf.data.images import FileImages
 from cmsf.data.source import SPLIT_ALIASES, Source, SourceSplit, all_classes
-from cmsf.utils.errors import BadInput
+from cmsf.utils.constants import ENVIRONMENT_FILE, RECIPE_FILE
+from cmsf.utils.errors import BadInput, first_few
 from cmsf.utils.progress import track
 from cmsf.utils.text import is_encodable
 
 
 def open_folder(root: Path) -> Source:
     """Opens images by path; a folder whose subfolders are all called train, trainval, val or test has splits."""
-    files = _files_below(root)
+    files, runs = _files_below(root)
     paths = [path for path in files if path.lower().endswith(SUFFIXES)]
     if not paths:
         raise BadInput(f"no images below {root}, {len(files)} other files; cmsf reads {' '.join(SUFFIXES)}")
     folders = _split_folders(root, paths)
     notes = _other_files(files, paths) + _joined_folders(folders)
+    notes += (f"runs of cmsf are no photos and were left out: {first_few(runs)}",) if runs else ()
     members: dict[str, list[str]] = {}
     for path in paths:
         members.setdefault(folders.get(path.split("/")[0], "train"), []).append(path)
@@ -58,9 +60,13 @@ def _joined_folders(folders: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(f"{' and '.join(inside)} are both {split}" for split, inside in joined.items() if len(inside) > 1)
 
 
-def _files_below(root: Path) -> list[str]:
-    """Returns the paths below the root, sorted; linked folders are followed, hidden files left out."""
+def _files_below(root: Path) -> tuple[list[str], list[str]]:
+    """Returns the paths below the root, sorted, and the folders of runs, whose pictures are no photos.
+
+    Linked folders are followed, hidden files left out.
+    """
     paths: list[str] = []
+    runs: list[str] = []
     seen: set[str] = set()
     folders = os.walk(root, followlinks=True, onerror=_refuse)
     for folder, subfolders, files in track(folders, "looking into folders", None):
@@ -69,13 +75,17 @@ def _files_below(root: Path) -> list[str]:
             subfolders.clear()
             continue
         seen.add(real)
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith((".", "__MACOSX")))
         below = Path(folder).relative_to(root)
+        if {RECIPE_FILE, ENVIRONMENT_FILE} <= set(files) and below.parts:
+            runs.append(below.as_posix())
+            subfolders.clear()
+            continue
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith((".", "__MACOSX")))
         paths += ((below / name).as_posix() for name in files if not name.startswith("."))
     foreign = [path for path in paths if not is_encodable(path)]
     if foreign:
         raise BadInput(f"{len(foreign)} names below {root} are not UTF-8, as {foreign[0]!r}; rename them")
-    return sorted(paths)
+    return sorted(paths), sorted(runs)
 
 
 def _refuse(error: OSError) -> None:
