@@ -128,6 +128,22 @@ def test_the_standard_crop_is_timms(shape: tuple[int, int], interpolation: str) 
         assert (found - expected).abs().max() <= 1.01  # Pillow rounds after each direction
 
 
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("shape", [(4, 1200), (1200, 4)])
+def test_a_strip_is_cut_as_if_it_had_been_resized_whole(shape: tuple[int, int], interpolation: Any) -> None:
+    crop = ResizedCenterCrop(SIZE, 0.875, interpolation)
+    image = torch.randint(256, (3, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    tall, wide = crop.resized(*shape)
+    assert max(tall, wide) > 32 * SIZE  # a strip
+    whole = torch.nn.functional.interpolate(image[None].float(), (tall, wide), mode=interpolation, antialias=True)[0]
+    top, left = round((tall - SIZE) / 2), round((wide - SIZE) / 2)
+    expected = whole[:, top : top + SIZE, left : left + SIZE].round().clamp(0, 255)
+    box = torch.tensor([0, 0, *shape])
+    found = resized_crop(image, box, SIZE, False, interpolation, (tall, wide))
+    assert (found.int() - expected.int()).abs().max() <= 1
+    assert torch.equal(resized_crop(image, box, SIZE, True, interpolation, (tall, wide)), found.flip(-1))
+
+
 @pytest.mark.parametrize("preprocessing", PREPROCESSINGS, ids=NAMES)
 def test_features_are_repeated_by_plain_torchvision_from_the_record_alone(preprocessing: Preprocessing) -> None:
     images = [picture(*shape, seed) for seed, shape in enumerate(SHAPES * 2)]

@@ -133,6 +133,8 @@ class ResizedCenterCrop:
         return math.floor(self.size / self.crop_pct)
 
 
+_STRIP = 32
+"""How often the size of a view the longer side must have, once resized, for an image to be a strip."""
 Crop = RandomCrop | CenterCrop | ResizedCenterCrop
 """A box of each image, by `boxes`; the view is the center of that box resized to `resized`."""
 
@@ -173,7 +175,13 @@ def resized_crop(
     interpolation: Interpolation = "bilinear",
     resized: tuple[int, int] | None = None,
 ) -> UInt8[Tensor, "c s s"]:
-    """Does the same to one image, rounded to whole grey levels: for images of many sizes, on the CPU."""
+    """Does the same to one image, rounded to whole grey levels: for images of many sizes, on the CPU.
+
+    Of a strip, an image much longer than wide, the center alone is computed: the whole would fill the memory.
+    """
+    if resized is not None and max(resized) > _STRIP * size:
+        view = crop_and_resize(image[None], box[None], size, torch.tensor([flipped]), interpolation, resized)[0]
+        return (255 * view).round_().to(torch.uint8)
     top, left, height, width = box.tolist()
     inside = image[None, :, top : top + height, left : left + width]
     tall, wide = resized or (size, size)
