@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ from cmsf.method.build import make_learner, pretrained_weights
 from cmsf.method.learner import Learner
 from cmsf.models.expected_input import expected_input, network_metadata, network_of_file
 from cmsf.models.precision import pick_precision
-from cmsf.models.weights import contiguous_state, find_weights_file, is_timm_name
+from cmsf.models.weights import find_weights_file, is_timm_name, save_weights, to_safetensors
 from cmsf.recipes import ADAPT, get_recipe, has_scale, scale_of
 from cmsf.recipes.recipe import AUTO, INPUT_SETTINGS, Recipe, ResolvedRecipe, british
 from cmsf.report.write import LiveReport, write_report
@@ -40,7 +39,7 @@ from cmsf.utils.constants import WEIGHT_FILES
 from cmsf.utils.device import pick_device
 from cmsf.utils.distributed import World, init_process_group
 from cmsf.utils.errors import BadInput, did_you_mean, first_few
-from cmsf.utils.files import atomic_write, expand_user, make_folder, report_write_errors
+from cmsf.utils.files import expand_user, make_folder
 from cmsf.utils.numbers import check_integer
 from cmsf.utils.screen import Screen
 
@@ -363,14 +362,12 @@ def _save_network(network: nn.Module, backbone: str, out: str | Path | None) -> 
     folder = RunFolder(expand_user(out))
     folder.check_free()
     file = folder.path.with_name(f"{folder.path.name}.safetensors")
-    content = safetensors.torch.save(contiguous_state(network), network_metadata(network, backbone))
-    if file.exists():
-        if file.read_bytes() != content:
-            raise BadInput(f"{file} is there and holds something else than this network; choose another out")
-        return file, backbone
-    make_folder(file.parent)
-    with report_write_errors(file), atomic_write(file) as temporary:
-        temporary.write_bytes(content)
+    metadata = network_metadata(network, backbone)
+    if not file.exists():
+        make_folder(file.parent)
+        save_weights(network, file, metadata)
+    elif file.read_bytes() != to_safetensors(network, metadata):
+        raise BadInput(f"{file} is there and holds something else than this network; choose another out")
     return file, backbone
 
 

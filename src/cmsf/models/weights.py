@@ -95,16 +95,18 @@ def load_strict(module: nn.Module, state: Mapping[str, Any], origin: str | Path,
     module.load_state_dict(state)
 
 
-def contiguous_state(module: nn.Module) -> dict[str, Tensor]:
-    """Returns a state dict as safetensors takes it."""
-    return {name: value.contiguous().cpu() for name, value in module.state_dict().items()}
+def to_safetensors(module: nn.Module, metadata: dict[str, str] | None = None) -> bytes:
+    """Returns what a .safetensors file of a module holds."""
+    return safetensors.torch.save(
+        {name: value.contiguous().cpu() for name, value in module.state_dict().items()}, metadata
+    )
 
 
 def save_weights(module: nn.Module, file: Path, metadata: dict[str, str] | None = None) -> None:
     """Writes a .safetensors file, whole or not at all."""
-    tensors = contiguous_state(module)
+    content = to_safetensors(module, metadata)
     with report_write_errors(file), atomic_write(file) as temporary:
-        temporary.write_bytes(safetensors.torch.save(tensors, metadata))  # its own writer does not say why it fails
+        temporary.write_bytes(content)  # safetensors' own writer does not say why it fails
 
 
 def _check_fit(own: Mapping[str, Any], state: Mapping[str, Any], origin: str | Path, remedy: str) -> None:
